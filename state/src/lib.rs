@@ -26,6 +26,15 @@ pub mod sandbox;
 pub mod session;
 pub mod store;
 
+mod durable;
+mod guard;
+mod index;
+mod kinds;
+mod restore;
+mod volatile;
+mod watch;
+mod writer;
+
 pub use condition::{Condition, Truth};
 pub use container::Container;
 pub use debt::Debt;
