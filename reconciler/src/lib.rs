@@ -1,1 +1,2 @@
-//! Placeholder.
+//! The loop that makes the node match its records.
+pub mod world;

@@ -1,0 +1,2 @@
+//! The node, as the loop sees it.
+pub mod linux;
