@@ -176,3 +176,67 @@ pub fn boot_id() -> Result<String> {
         .trim()
         .to_string())
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn example() -> Attachment {
+        Attachment {
+            version: 1,
+            uid: "e".repeat(64),
+            namespace: "default".into(),
+            name: "web".into(),
+            pod_uid: "u".into(),
+            kind: Kind::Builtin,
+            complete: true,
+            boot_id: boot_id().unwrap(),
+            netns: "/run/netns/x".into(),
+            ifname: "eth0".into(),
+            addresses: Vec::new(),
+            gateways: Vec::new(),
+            ports: Vec::new(),
+            cni: None,
+            unknown: Map::new(),
+        }
+    }
+
+    #[test]
+    fn unknown_fields_survive_a_rewrite() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Attachment::read(dir.path()).unwrap(), None);
+        let mut value = serde_json::to_value(example()).unwrap();
+        value["later"] = "kept".into();
+        fs::write(dir.path().join(FILE), value.to_string()).unwrap();
+        let read = Attachment::read(dir.path()).unwrap().unwrap();
+        read.write(dir.path()).unwrap();
+        let again: Value =
+            serde_json::from_slice(&fs::read(dir.path().join(FILE)).unwrap()).unwrap();
+        assert_eq!(again["later"], "kept");
+        Attachment::remove(dir.path()).unwrap();
+        Attachment::remove(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn damage_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), "").unwrap();
+        let error = Attachment::read(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(FILE), "{error}");
+    }
+
+    #[test]
+    fn the_first_ipv4_is_primary() {
+        let mut attachment = example();
+        assert_eq!(attachment.ips(), (None, Vec::new()));
+        attachment.addresses = ["fd00::2/64", "10.0.0.2/8", "10.0.0.3/8"]
+            .map(|a| a.parse().unwrap())
+            .into();
+        let (primary, rest) = attachment.ips();
+        assert_eq!(primary.unwrap().to_string(), "10.0.0.2");
+        assert_eq!(
+            rest.iter().map(IpAddr::to_string).collect::<Vec<_>>(),
+            ["fd00::2", "10.0.0.3"]
+        );
+    }
+}

@@ -13,17 +13,38 @@
 //!
 //! Must not: run a program except CNI plugins, know records, or change another firewall's rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
 
 pub mod attachment;
+mod bridge;
+mod builtin;
+mod cidr;
+mod cni;
+mod conflist;
+mod conntrack;
 mod error;
+mod hostport;
+mod ipam;
+mod links;
+mod netfilter;
+mod nft;
+mod plugin;
+mod relay;
 
 pub use attachment::Attachment;
+pub use cidr::Cidr;
 pub use error::{Class, Error, Result};
+
+use attachment::Kind;
+use builtin::Builtin;
+use cni::Cni;
+use conflist::Watched;
+use plugin::Runner;
 
 /// Who gives the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -145,71 +166,170 @@ pub struct Ready {
     pub message: String,
 }
 
-mod cidr;
-pub use cidr::Cidr;
-
-/// The network of one node; cheap to share.
+/// The network of one node.
 pub struct Network {
     config: Config,
+    configured: Watched,
+    cni: Cni,
+    builtin: Builtin,
+    /// Why the plugins' STATUS said no, the last time it was asked.
+    refusal: RwLock<Option<String>>,
 }
 
 impl Network {
-    /// Reads the attachments on disk and the CNI configuration. Must be called within a tokio runtime.
+    /// Loads the CNI configuration and watches it. Must be called within a tokio runtime.
     pub fn new(config: Config) -> Result<Network> {
-        Ok(Network { config })
+        let configured = Watched::new(config.cni_conf_dir.clone())?;
+        let runner = Runner {
+            dirs: config.cni_bin_dirs.clone(),
+            timeout: config.cni_timeout,
+        };
+        let builtin = Builtin::new(config.clone());
+        Ok(Network {
+            config,
+            configured,
+            cni: Cni::new(runner),
+            builtin,
+            refusal: RwLock::default(),
+        })
     }
 
-    /// At start, once: makes the bridge's rules, held ports and relays anew from all attachments.
+    /// At start, once: makes the bridge's table, held ports and relays anew from the attachments on disk.
     pub async fn sync_node(&self) -> Result<()> {
-        Ok(())
+        self.builtin.sync().await
     }
 
     /// Gives a sandbox its network, or restores it. Idempotent.
     pub async fn ensure(&self, want: &Want) -> Result<Attachment> {
-        Err(Error::NotReady(format!(
-            "{} {}",
-            self.config.instance, want.uid
-        )))
+        let have = Attachment::read(&want.dir)?;
+        match self.kind(want, have.as_ref())? {
+            Kind::Builtin => self.builtin.ensure(want, have).await,
+            Kind::Cni => {
+                self.cni
+                    .ensure(want, have, self.configured.get().ok())
+                    .await
+            }
+        }
+    }
+
+    /// Who gives a sandbox its network: who gave it, else as configured.
+    fn kind(&self, want: &Want, have: Option<&Attachment>) -> Result<Kind> {
+        let loaded = self.configured.get();
+        match (have, self.config.mode, loaded) {
+            (Some(have), ..) => Ok(have.kind),
+            (None, Mode::Builtin, _) => Ok(Kind::Builtin),
+            (None, _, Ok(_)) => Ok(Kind::Cni),
+            (None, Mode::Auto, Err(_)) if !want.from_cri => Ok(Kind::Builtin),
+            (None, _, Err(why)) => Err(Error::NotReady(why)),
+        }
     }
 
     /// Compares the attachment with the kernel. Reads only.
     pub async fn observe(&self, want: &Want) -> Result<State> {
-        let _ = want;
-        Ok(State::Absent)
+        match Attachment::read(&want.dir) {
+            Ok(None) => Ok(State::Absent),
+            Ok(Some(have)) if have.kind == Kind::Cni => self.cni.observe(&have).await,
+            Ok(Some(have)) => self.builtin.observe(have).await,
+            Err(error) => Ok(State::Partial(error.to_string())),
+        }
     }
 
-    /// Takes a sandbox's network away. `netns` is the pin if it still is one. Absent is success.
-    pub async fn remove(
-        &self,
-        uid: &str,
-        dir: &std::path::Path,
-        netns: Option<&std::path::Path>,
-    ) -> Result<()> {
-        let _ = (uid, dir, netns);
-        Ok(())
+    /// Takes a sandbox's network away. `netns` is its pin if it still has one; remove that only afterwards, and remove
+    /// it then: the pod's link goes with it. Absent is success.
+    pub async fn remove(&self, uid: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
+        let have = Attachment::read(dir).unwrap_or_else(|error| {
+            // Only the bridge's is ever cut short (CNI's is made durable first), and the bridge needs none.
+            tracing::warn!(uid, %error, "removing a network without its attachment");
+            None
+        });
+        match have {
+            Some(have) if have.kind == Kind::Cni => {
+                self.cni.delete(&have, netns).await?;
+                Attachment::remove(dir)
+            }
+            have => {
+                self.builtin
+                    .remove(have, uid, netns, || Attachment::remove(dir))
+                    .await
+            }
+        }
     }
 
-    /// Pays a debt: takes back what an attachment says, wherever it was kept.
-    pub async fn detach(
-        &self,
-        attachment: &Attachment,
-        netns: Option<&std::path::Path>,
-    ) -> Result<()> {
-        let _ = (attachment, netns);
-        Ok(())
+    /// Pays a debt: takes back what an attachment says, wherever that is kept now.
+    pub async fn detach(&self, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
+        match attachment.kind {
+            Kind::Cni => self.cni.delete(attachment, netns).await,
+            Kind::Builtin => {
+                let uid = attachment.uid.clone();
+                self.builtin
+                    .remove(Some(attachment.clone()), &uid, netns, || Ok(()))
+                    .await
+            }
+        }
     }
 
-    /// The sandboxes with something of this instance's on the node.
+    /// The sandboxes that have a link or an attachment of this instance's.
     pub async fn list(&self) -> Result<Vec<String>> {
-        Ok(Vec::new())
+        let mut uids: BTreeSet<String> = bridge::list(&self.config.instance)
+            .await?
+            .into_iter()
+            .collect();
+        uids.extend(self.builtin.with_attachment().await?);
+        Ok(uids.into_iter().collect())
+    }
+
+    /// Takes away what pods share (bridge, table) when none is left. For the sweep.
+    pub async fn sweep_node(&self) -> Result<()> {
+        self.builtin.sweep().await
     }
 
     /// CRI condition `NetworkReady`, from memory.
     pub fn ready(&self) -> Ready {
-        Ready {
-            ok: true,
-            reason: String::new(),
-            message: String::new(),
+        let refusal = self
+            .refusal
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let why = match (self.config.mode, self.configured.get()) {
+            (Mode::Builtin, _) => None,
+            (_, Err(why)) => Some(why),
+            (_, Ok(_)) => refusal,
+        };
+        match why {
+            None => Ready {
+                ok: true,
+                reason: String::new(),
+                message: String::new(),
+            },
+            Some(message) => Ready {
+                ok: false,
+                reason: "NetworkPluginNotReady".into(),
+                message,
+            },
         }
     }
+
+    /// Asks the plugins of a 1.1.0 configuration for their STATUS, for [`Network::ready`]. One process per plugin.
+    pub async fn probe(&self) {
+        let refusal = match self.configured.get() {
+            Ok(list) => self.cni.status(&list).await.err().map(|e| e.to_string()),
+            Err(_) => None,
+        };
+        *self.refusal.write().unwrap_or_else(PoisonError::into_inner) = refusal;
+    }
+
+    /// Rises whenever another CNI configuration counts: a trigger to look again at the node and at waiting sandboxes.
+    pub fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.configured.changes()
+    }
+
+    /// The loaded CNI configuration, or why there is none; for verbose status.
+    pub fn cni_config(&self) -> std::result::Result<serde_json::Value, String> {
+        self.configured.get().map(|list| list.raw.clone())
+    }
+}
+
+/// The addresses of an attachment: the primary (the first IPv4, else the first), and the rest in order.
+pub fn ips(attachment: &Attachment) -> (Option<IpAddr>, Vec<IpAddr>) {
+    attachment.ips()
 }
