@@ -361,13 +361,11 @@ impl Plug {
                 Some(mtu) => builder.mtu(mtu),
                 None => builder,
             };
-            // In one message, since moving a link between namespaces takes tens of milliseconds.
-            let peer = sized(
-                LinkUnspec::new_with_name(&attachment.ifname)
-                    .setns_by_fd(netns.as_raw_fd())
-                    .up(),
-            )
-            .build();
+            // In one message, since moving a link between namespaces takes tens of milliseconds. Neither end can be
+            // up yet: a veth needs its peer for that.
+            let peer =
+                sized(LinkUnspec::new_with_name(&attachment.ifname).setns_by_fd(netns.as_raw_fd()))
+                    .build();
             let mut pair = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
                 .name(name.clone())
                 .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))

@@ -35,6 +35,8 @@ mod netfilter;
 mod nft;
 mod plugin;
 mod relay;
+#[cfg(test)]
+mod tests;
 
 pub use attachment::Attachment;
 pub use cidr::Cidr;
