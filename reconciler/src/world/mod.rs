@@ -1,0 +1,3 @@
+//! What the reconciler may do to a node.
+
+pub mod linux;
