@@ -7,3 +7,4 @@ pub mod mounts;
 pub mod passwd;
 pub mod trash;
 pub mod unpack;
+mod xattr;
