@@ -96,6 +96,36 @@ impl Error {
         }
     }
 
+    /// Says which layer a complaint about its bytes belongs to.
+    pub(crate) fn of_layer(self, digest: &Digest) -> Error {
+        self.of_member(&format!("layer {digest}"))
+    }
+
+    pub(crate) fn of_member(self, member: &str) -> Error {
+        let of = |object: String| format!("{member}: {object}");
+        match self {
+            Error::Io { action, object, cause } => Error::Io {
+                action,
+                object: of(object),
+                cause,
+            },
+            Error::Invalid { object, problem } => Error::Invalid {
+                object: of(object),
+                problem,
+            },
+            Error::Digest { object, want, got } => Error::Digest {
+                object: of(object),
+                want,
+                got,
+            },
+            Error::TooBig { object, limit } => Error::TooBig {
+                object: of(object),
+                limit,
+            },
+            other => other,
+        }
+    }
+
     pub(crate) fn invalid(object: impl Display, problem: impl Display) -> Error {
         Error::Invalid {
             object: object.to_string(),

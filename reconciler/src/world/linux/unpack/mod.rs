@@ -15,6 +15,9 @@ pub mod tar;
 pub mod verify;
 pub mod whiteout;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -22,7 +25,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat};
@@ -202,7 +205,7 @@ pub struct Tree {
     diff_id: Digest,
     limits: Limits,
     /// Last parent used.
-    cached: Option<(Vec<u8>, Rc<OwnedFd>)>,
+    cached: Option<(Vec<u8>, Arc<OwnedFd>)>,
     /// Directories with an entry of their own; times are set when nothing is added to them any more.
     times: HashMap<Vec<u8>, (i64, u32)>,
     /// Real paths of directories made because something lies in them.
@@ -467,7 +470,7 @@ impl Tree {
     // ---- directories ----
 
     /// Opens (O_PATH) a directory of the layer, making what is missing.
-    fn parent(&mut self, dir: &[u8], shown: &str) -> Result<Rc<OwnedFd>> {
+    fn parent(&mut self, dir: &[u8], shown: &str) -> Result<Arc<OwnedFd>> {
         if let Some((cached, fd)) = &self.cached
             && cached == dir
         {
@@ -479,7 +482,7 @@ impl Tree {
             Err(Errno::ENOENT | Errno::ENOTDIR) => self.make_directories(dir, shown)?,
             Err(e) => return Err(Error::io("open the directory of", shown)(e)),
         };
-        let fd = Rc::new(fd);
+        let fd = Arc::new(fd);
         self.cached = Some((dir.to_vec(), fd.clone()));
         Ok(fd)
     }
