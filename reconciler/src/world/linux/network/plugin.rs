@@ -92,12 +92,11 @@ impl Runner {
         let mut child = command
             .spawn()
             .map_err(|e| odd(format!("cannot run {}: {e}", path.display())))?;
-        let group = child.id();
         let input = serde_json::to_vec(config).map_err(|e| odd(e.to_string()))?;
         let (status, stdout, stderr) = match talk(&mut child, &input, self.timeout).await {
             Ok(done) => done,
             Err(error) => {
-                kill(group);
+                kill(child.id());
                 let _ = child.wait().await;
                 let seconds = self.timeout.as_secs();
                 return Err(match error.kind() {

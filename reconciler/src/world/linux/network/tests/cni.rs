@@ -223,10 +223,10 @@ fn a_failed_add_is_taken_back() {
 fn odd_plugins_are_bounded() {
     on_a_host(|_outside| async move {
         let mut fake = Fake::new(&["a"]);
-        fake.root.config.cni_timeout = Duration::from_millis(300);
+        fake.root.config.cni_timeout = Duration::from_secs(2);
         let network = fake.root.start().await;
         let pod = fake.pod("pod").await;
-        let mut fails = async |script: &str, words: &str| {
+        let fails = async |script: &str, words: &str| {
             fake.behave("a", "ADD", script);
             let error = network.ensure(&pod).await.unwrap_err().to_string();
             assert!(error.contains(words), "{script}: {error}");
