@@ -80,7 +80,7 @@ impl Error {
         match self {
             Error::Invalid { .. } | Error::TooBig { .. } | Error::NoPlatform { .. } => Class::Permanent,
             Error::Io { cause, .. } => match cause.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENAMETOOLONG | Errno::EFBIG | Errno::EMLINK) => Class::Permanent,
+                Some(Errno::ENAMETOOLONG | Errno::EFBIG | Errno::EMLINK | Errno::ELOOP) => Class::Permanent,
                 _ => Class::Transient,
             },
             Error::NotFound(_) | Error::Digest { .. } | Error::Busy { .. } => Class::Transient,
