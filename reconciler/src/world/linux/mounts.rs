@@ -55,7 +55,7 @@ pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path)
     let mut lower = lower;
     if lower.is_empty() {
         // An image may have no layers; overlay wants one.
-        empty = [work.join("none")];
+        empty = [work.with_file_name("empty")];
         fs::create_dir_all(&empty[0]).map_err(Error::io("create directory", empty[0].display()))?;
         lower = &empty;
     }
@@ -489,6 +489,16 @@ mod tests {
             MountTable::read().unwrap().ours(&[root.path().to_path_buf()]).count(),
             0
         );
+    }
+
+    #[test]
+    fn no_layers_at_all() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        mount_rootfs(&[], &at("upper"), &at("work"), &at("target")).unwrap();
+        fs::write(at("target/file"), "x").unwrap();
+        unmount(&at("target")).unwrap();
+        assert_eq!(fs::read(at("upper/file")).unwrap(), b"x");
     }
 
     #[test]

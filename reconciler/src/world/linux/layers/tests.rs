@@ -54,7 +54,7 @@ fn three_layers() -> Vec<Vec<u8>> {
         .file("bin/sh", "#!")
         .raw("bin/su", tar::EntryType::Regular, "", 0o4755, b"suid")
         .dir("etc", 0o755)
-        .file("etc/passwd", "root:x:0:0::/root:/bin/sh\n")
+        .file("etc/passwd", "root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/:/bin/sh\n")
         .file("etc/deleted", "x")
         .dir("srv", 0o755)
         .dir("srv/a", 0o755)
@@ -131,10 +131,8 @@ fn tool(program: &str, args: &[&str]) {
 #[test]
 fn an_image_is_as_umoci_unpacks_it() {
     let node = Node::new();
-    let mut layers = three_layers();
-    layers.truncate(2); // umoci 0.4 knows no zstd
-    layers.push(Vec::new());
-    let image = store(&node.content, &layers[..2]);
+    // umoci 0.4 knows no zstd.
+    let image = store(&node.content, &three_layers()[..2]);
     let chain = node.layers.ensure(&node.content, &image).unwrap();
     let bundle = node.root.path().join("bundle");
     let source = format!("{}:test", node.content.dir().display());

@@ -570,8 +570,9 @@ impl Tree {
             } else {
                 Some(mounts::detached(lower)?)
             };
+            let mut copied = BTreeSet::new();
             for (path, target) in std::mem::take(&mut self.borrowed) {
-                self.borrow(below.as_ref(), &path, &target)?;
+                self.borrow(below.as_ref(), &path, &target, &mut copied)?;
             }
             if let Some(below) = &below
                 && self.opaque
@@ -583,8 +584,14 @@ impl Tree {
         self.set_times()
     }
 
-    /// Copies a file up, then links to the copy, as a container would have done.
-    fn borrow(&mut self, below: Option<&OwnedFd>, path: &[u8], target: &[u8]) -> Result<()> {
+    /// Copies a file up, then links to the copy, as a container would have done. `copied` are the targets so far.
+    fn borrow(
+        &mut self,
+        below: Option<&OwnedFd>,
+        path: &[u8],
+        target: &[u8],
+        copied: &mut BTreeSet<Vec<u8>>,
+    ) -> Result<()> {
         let (shown, aim) = (printable(path), printable(target));
         let absent = || {
             Error::invalid(
@@ -616,13 +623,16 @@ impl Tree {
         let to = self.parent(dir, &shown)?;
         if real {
             let beside = self.parent(target_dir, &aim)?;
-            let have = look(beside.as_fd(), target_name).map_err(Error::io("stat", &aim))?;
-            if have.is_none() {
+            // What else has that name here came after the link: it is not what the link meant.
+            if look(beside.as_fd(), target_name)
+                .map_err(Error::io("stat", &aim))?
+                .is_none()
+            {
                 copy_up(from.as_fd(), target_name, &stat, beside.as_fd(), target_name)
                     .map_err(Error::io("copy up", &aim))?;
+                copied.insert(target.to_vec());
             }
-            // Another file of that name came after the link: it is not what the link meant.
-            if have.is_none_or(|h| h.st_mtime == stat.st_mtime && h.st_size == stat.st_size && !is_whiteout(&h)) {
+            if copied.contains(target) {
                 let (from, to_name) = (OsStr::from_bytes(target_name), OsStr::from_bytes(name));
                 return linkat(&*beside, from, &*to, to_name, LinkatFlags::empty()).map_err(Error::io("link", &shown));
             }
