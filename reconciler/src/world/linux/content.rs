@@ -264,8 +264,15 @@ impl Content {
         // A reader begins at the blob's beginning, so what an earlier try left is of no use.
         writer.restart()?;
         let object = writer.object.clone();
-        io::copy(reader, &mut writer).map_err(|e| writer.refusal(e, "ingest", &object))?;
-        writer.commit(media_type)
+        let mut buffer = vec![0; 128 << 10];
+        loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => return writer.commit(media_type),
+                Ok(n) => writer.write_all(&buffer[..n]).map_err(|e| writer.refusal(e, &object))?,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(super::unpack::tar::stream(&object, e)),
+            }
+        }
     }
 
     /// Stores a small document.
@@ -683,14 +690,14 @@ impl Writer<'_> {
         Ok(Descriptor::new(media_type, self.offset, got))
     }
 
-    /// Tells a broken size bound from an error of reading or writing.
-    fn refusal(&self, cause: io::Error, action: &'static str, object: &str) -> Error {
+    /// Tells a broken size bound from an error of writing.
+    fn refusal(&self, cause: io::Error, object: &str) -> Error {
         match (self.over, self.size) {
             (true, Some(limit)) => Error::TooBig {
                 object: object.into(),
                 limit,
             },
-            _ => Error::io(action, object)(cause),
+            _ => Error::io("write", object)(cause),
         }
     }
 }

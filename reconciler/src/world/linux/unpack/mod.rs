@@ -214,6 +214,7 @@ pub struct Tree {
     borrowed: BTreeMap<Vec<u8>, Vec<u8>>,
     opaque: bool,
     remembered: usize,
+    buffer: Vec<u8>,
 }
 
 impl Tree {
@@ -240,6 +241,7 @@ impl Tree {
             borrowed: BTreeMap::new(),
             opaque: false,
             remembered: 0,
+            buffer: vec![0; 128 << 10],
         })
     }
 
@@ -335,7 +337,7 @@ impl Tree {
                 }
                 other => other.map_err(failed)?,
             };
-            return fill(File::from(fd), entry, data, &shown);
+            return fill(File::from(fd), entry, data, &mut self.buffer, &shown);
         }
         self.clear(at, path, name, &shown)?;
         self.special(entry, at, name, &shown)
@@ -722,14 +724,14 @@ fn make_directory(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<()> {
 }
 
 /// Writes a file's data, its holes left out, then its metadata.
-fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, shown: &str) -> Result<()> {
+fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, buffer: &mut [u8], shown: &str) -> Result<()> {
     match &entry.pieces {
-        None => copy(data, &mut file, shown)?,
+        None => copy(data, &mut file, buffer, shown)?,
         Some(pieces) => {
             for (offset, length) in pieces {
                 file.seek(SeekFrom::Start(*offset))
                     .map_err(Error::io("seek in", shown))?;
-                copy(&mut (&mut *data).take(*length), &mut file, shown)?;
+                copy(&mut (&mut *data).take(*length), &mut file, buffer, shown)?;
             }
             file.set_len(entry.size).map_err(Error::io("set the size of", shown))?;
         }
@@ -740,10 +742,9 @@ fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, shown: &str) -> Resu
 }
 
 /// Like `io::copy`, but keeps errors of reading and of writing apart.
-fn copy(from: &mut dyn Read, to: &mut File, shown: &str) -> Result<()> {
-    let mut buffer = [0; 64 << 10];
+fn copy(from: &mut dyn Read, to: &mut File, buffer: &mut [u8], shown: &str) -> Result<()> {
     loop {
-        match from.read(&mut buffer) {
+        match from.read(buffer) {
             Ok(0) => return Ok(()),
             Ok(n) => to.write_all(&buffer[..n]).map_err(Error::io("write", shown))?,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
