@@ -8,6 +8,9 @@
 //! A layer is committed by one rename, after its data is on disk. What a crash leaves is a `tmp-` directory that nobody
 //! locks; it is buried at the next start and the work is done again.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;

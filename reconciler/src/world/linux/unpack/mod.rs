@@ -16,7 +16,7 @@ pub mod verify;
 pub mod whiteout;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::{CString, OsStr};
@@ -214,6 +214,7 @@ pub struct Tree {
     borrowed: BTreeMap<Vec<u8>, Vec<u8>>,
     opaque: bool,
     remembered: usize,
+    buffer: Vec<u8>,
 }
 
 impl Tree {
@@ -240,6 +241,7 @@ impl Tree {
             borrowed: BTreeMap::new(),
             opaque: false,
             remembered: 0,
+            buffer: vec![0; 128 << 10],
         })
     }
 
@@ -335,7 +337,7 @@ impl Tree {
                 }
                 other => other.map_err(failed)?,
             };
-            return fill(File::from(fd), entry, data, &shown);
+            return fill(File::from(fd), entry, data, &mut self.buffer, &shown);
         }
         self.clear(at, path, name, &shown)?;
         self.special(entry, at, name, &shown)
@@ -570,8 +572,9 @@ impl Tree {
             } else {
                 Some(mounts::detached(lower)?)
             };
+            let mut copied = BTreeSet::new();
             for (path, target) in std::mem::take(&mut self.borrowed) {
-                self.borrow(below.as_ref(), &path, &target)?;
+                self.borrow(below.as_ref(), &path, &target, &mut copied)?;
             }
             if let Some(below) = &below
                 && self.opaque
@@ -583,8 +586,14 @@ impl Tree {
         self.set_times()
     }
 
-    /// Copies a file up, then links to the copy, as a container would have done.
-    fn borrow(&mut self, below: Option<&OwnedFd>, path: &[u8], target: &[u8]) -> Result<()> {
+    /// Copies a file up, then links to the copy, as a container would have done. `copied` are the targets so far.
+    fn borrow(
+        &mut self,
+        below: Option<&OwnedFd>,
+        path: &[u8],
+        target: &[u8],
+        copied: &mut BTreeSet<Vec<u8>>,
+    ) -> Result<()> {
         let (shown, aim) = (printable(path), printable(target));
         let absent = || {
             Error::invalid(
@@ -616,13 +625,16 @@ impl Tree {
         let to = self.parent(dir, &shown)?;
         if real {
             let beside = self.parent(target_dir, &aim)?;
-            let have = look(beside.as_fd(), target_name).map_err(Error::io("stat", &aim))?;
-            if have.is_none() {
+            // What else has that name here came after the link: it is not what the link meant.
+            if look(beside.as_fd(), target_name)
+                .map_err(Error::io("stat", &aim))?
+                .is_none()
+            {
                 copy_up(from.as_fd(), target_name, &stat, beside.as_fd(), target_name)
                     .map_err(Error::io("copy up", &aim))?;
+                copied.insert(target.to_vec());
             }
-            // Another file of that name came after the link: it is not what the link meant.
-            if have.is_none_or(|h| h.st_mtime == stat.st_mtime && h.st_size == stat.st_size && !is_whiteout(&h)) {
+            if copied.contains(target) {
                 let (from, to_name) = (OsStr::from_bytes(target_name), OsStr::from_bytes(name));
                 return linkat(&*beside, from, &*to, to_name, LinkatFlags::empty()).map_err(Error::io("link", &shown));
             }
@@ -712,14 +724,14 @@ fn make_directory(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<()> {
 }
 
 /// Writes a file's data, its holes left out, then its metadata.
-fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, shown: &str) -> Result<()> {
+fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, buffer: &mut [u8], shown: &str) -> Result<()> {
     match &entry.pieces {
-        None => copy(data, &mut file, shown)?,
+        None => copy(data, &mut file, buffer, shown)?,
         Some(pieces) => {
             for (offset, length) in pieces {
                 file.seek(SeekFrom::Start(*offset))
                     .map_err(Error::io("seek in", shown))?;
-                copy(&mut (&mut *data).take(*length), &mut file, shown)?;
+                copy(&mut (&mut *data).take(*length), &mut file, buffer, shown)?;
             }
             file.set_len(entry.size).map_err(Error::io("set the size of", shown))?;
         }
@@ -730,10 +742,9 @@ fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, shown: &str) -> Resu
 }
 
 /// Like `io::copy`, but keeps errors of reading and of writing apart.
-fn copy(from: &mut dyn Read, to: &mut File, shown: &str) -> Result<()> {
-    let mut buffer = [0; 64 << 10];
+fn copy(from: &mut dyn Read, to: &mut File, buffer: &mut [u8], shown: &str) -> Result<()> {
     loop {
-        match from.read(&mut buffer) {
+        match from.read(buffer) {
             Ok(0) => return Ok(()),
             Ok(n) => to.write_all(&buffer[..n]).map_err(Error::io("write", shown))?,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
