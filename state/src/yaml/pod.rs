@@ -596,7 +596,7 @@ impl Reader<'_> {
             selinux: own
                 .se_linux_options
                 .as_ref()
-                .or(pod.se_linux_options.as_ref())
+                .or(pod.and_then(|pod| pod.se_linux_options.as_ref()))
                 .map(|options| SeLinux {
                     user: options.user.clone().unwrap_or_default(),
                     role: options.role.clone().unwrap_or_default(),
