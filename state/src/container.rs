@@ -309,4 +309,8 @@ impl Kind for ContainerKind {
         };
         same == *b
     }
+
+    fn stopped(spec: &ContainerSpec) -> bool {
+        spec.goal == ContainerGoal::Stopped
+    }
 }

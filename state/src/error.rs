@@ -44,6 +44,21 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// The same failure of the store for another caller.
+    pub(crate) fn repeat(&self) -> Self {
+        match self {
+            Error::Storage { path, problem } => Error::Storage {
+                path: path.clone(),
+                problem: problem.clone(),
+            },
+            Error::Full { path, problem } => Error::Full {
+                path: path.clone(),
+                problem: problem.clone(),
+            },
+            _ => Error::Closed,
+        }
+    }
+
     /// An [`Error::Invalid`] for `field`.
     pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Error::Invalid {

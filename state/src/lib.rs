@@ -26,6 +26,16 @@ pub mod resource;
 pub mod sandbox;
 pub mod session;
 pub mod store;
+pub mod yaml;
+
+mod durable;
+mod guard;
+mod index;
+mod kinds;
+mod restore;
+mod volatile;
+mod watch;
+mod writer;
 
 pub use condition::{Condition, Truth};
 pub use container::Container;

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// `apiVersion` of every kind here.
 pub const API_VERSION: &str = "reconcile/v1";
@@ -17,6 +17,9 @@ pub const API_VERSION: &str = "reconcile/v1";
 pub const FINALIZER: &str = "reconcile/world";
 /// Annotation that pauses reconciling of one object (its value is ignored).
 pub const PAUSED: &str = "reconcile/paused";
+
+/// Bytes of a record's JSON at most.
+pub const MAX_RECORD: usize = 1 << 20;
 
 /// One kind of record.
 pub trait Kind: Clone + Debug + Send + Sync + Sized + 'static {
@@ -36,6 +39,11 @@ pub trait Kind: Clone + Debug + Send + Sync + Sized + 'static {
     /// epochs) are not compared.
     fn same_wish(a: &Self::Spec, b: &Self::Spec) -> bool {
         a == b
+    }
+
+    /// Does the wish say "stopped"? Then it takes no new children and is never joined.
+    fn stopped(_: &Self::Spec) -> bool {
+        false
     }
 }
 
@@ -96,6 +104,27 @@ impl Meta {
         self.ready_by.is_none()
     }
 
+    /// Checks what a caller sets: name, namespace, labels and annotations (sizes only: the CRI sets no other bounds).
+    pub fn validate(&self) -> Result<()> {
+        if self.name.is_empty() || self.name.len() > 1024 {
+            return Err(Error::invalid("metadata.name", "must have 1 to 1024 bytes"));
+        }
+        if self.name.contains(|c: char| c.is_control()) {
+            return Err(Error::invalid("metadata.name", "must not hold control characters"));
+        }
+        if self.namespace.len() > 253 {
+            return Err(Error::invalid("metadata.namespace", "must have 253 bytes at most"));
+        }
+        let size = |map: &BTreeMap<String, String>| map.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>();
+        for (field, map) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            if size(map) > MAX_RECORD / 4 {
+                let problem = format!("must have {} bytes at most", MAX_RECORD / 4);
+                return Err(Error::invalid(format!("metadata.{field}"), problem));
+            }
+        }
+        Ok(())
+    }
+
     pub fn paused(&self) -> bool {
         self.annotations.contains_key(PAUSED)
     }
@@ -140,6 +169,31 @@ impl<K: Kind> Object<K> {
 
     pub fn uid(&self) -> &str {
         &self.meta.uid
+    }
+
+    /// The record without its status, with `apiVersion` and `kind`: what is kept on disk and in the copies.
+    pub fn to_json(&self) -> serde_json::Result<Vec<u8>> {
+        #[derive(Serialize)]
+        struct Record<'a, S> {
+            #[serde(rename = "apiVersion")]
+            api_version: &'a str,
+            kind: &'a str,
+            metadata: &'a Meta,
+            spec: &'a S,
+        }
+        serde_json::to_vec(&Record {
+            api_version: API_VERSION,
+            kind: K::KIND,
+            metadata: &self.meta,
+            spec: &self.spec,
+        })
+    }
+
+    /// Reads what [`Object::to_json`] wrote.
+    pub fn from_json(json: &[u8]) -> serde_json::Result<Self> {
+        let mut object: Self = serde_json::from_slice(json)?;
+        object.rekey();
+        Ok(object)
     }
 }
 

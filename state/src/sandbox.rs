@@ -265,4 +265,8 @@ impl Kind for SandboxKind {
             ..a.clone()
         } == *b
     }
+
+    fn stopped(spec: &SandboxSpec) -> bool {
+        spec.goal == SandboxGoal::Stopped
+    }
 }
