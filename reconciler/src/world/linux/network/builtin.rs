@@ -8,12 +8,13 @@ use serde_json::Map;
 use tokio::sync::{OnceCell, RwLock};
 
 use super::attachment::{self, Attachment, Kind, boot_id};
-use super::bridge::{self, Bridge, Plug};
+use super::bridge::{self, Bridge};
 use super::error::{Error, Result, system};
 use super::hostport::HostPorts;
 use super::ipam::Ipam;
 use super::links::Links;
 use super::nft::Table;
+use super::plug::{self, Plug};
 use super::{Cidr, Config, State, Want};
 
 /// The built-in network; its bridge is opened when the first pod needs it.
@@ -199,7 +200,7 @@ impl Builtin {
             blocking(move || ports.remove(&attachment)).await?;
         }
         if netns.is_none_or(|path| !path.exists()) {
-            bridge::unplug(&self.config.instance, uid).await?;
+            plug::unplug(&self.config.instance, uid).await?;
         }
         forget()?;
         if let Some(open) = self.open.get() {

@@ -314,7 +314,8 @@ pub fn present(
     }
 }
 
-fn link(message: LinkMessage) -> Link {
+/// What is worth knowing of a link, from its message.
+pub fn link(message: LinkMessage) -> Link {
     let mut link = Link {
         index: message.header.index,
         name: String::new(),
