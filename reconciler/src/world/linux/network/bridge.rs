@@ -263,10 +263,13 @@ fn derived_net6(instance: &str) -> Result<Cidr> {
     })
 }
 
-/// Whether new links of this host get IPv6.
-fn has_ipv6() -> bool {
-    fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6")
-        .is_ok_and(|v| v.trim() == "0")
+/// Whether new links of the calling thread's namespace get IPv6.
+pub fn has_ipv6() -> bool {
+    let off = |scope: &str| {
+        let value = fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6"));
+        value.is_ok_and(|v| v.trim() == "1")
+    };
+    Path::new("/proc/sys/net/ipv6").exists() && !off("all") && !off("default")
 }
 
 /// Lets the host forward packets. A host that forwards IPv6 stops taking router advertisements unless told to go on

@@ -363,3 +363,36 @@ fn a_small_network_is_used_up_and_given_back() {
         ));
     });
 }
+
+#[test]
+fn a_pod_may_refuse_ipv6() {
+    on_a_host(|_outside| async move {
+        let root = Root::new(Mode::Builtin);
+        let network = root.start().await;
+        let pod = root.pod("pod", &[tcp(8080, 80)]);
+        let off = || std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+        within(Some(&pod.netns), off).await;
+        let attachment = network.ensure(&pod).await.unwrap();
+        assert_eq!(
+            (attachment.addresses.len(), attachment.gateways.len()),
+            (1, 1)
+        );
+        assert_eq!(attached(network.observe(&pod).await.unwrap()), attachment);
+        let listener = within(Some(&pod.netns), || {
+            std::net::TcpListener::bind("0.0.0.0:80").unwrap()
+        })
+        .await;
+        let client = tokio::spawn(async { ask(None, "[::1]:8080").await });
+        let accepted = tokio::task::spawn_blocking(move || {
+            let (mut stream, from) = listener.accept().unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+            from.ip()
+        });
+        assert_eq!(
+            accepted.await.unwrap(),
+            attachment.gateways[0],
+            "by the relay, over IPv4"
+        );
+        client.await.unwrap().unwrap();
+    });
+}
