@@ -17,11 +17,12 @@ async fn facts(root: &Root, pod: &Want) -> String {
                 links.addresses(link.index).await.unwrap()
             );
         }
-        all += &format!(
-            "{:?} {:?}\n",
-            links.gateways().await.unwrap(),
-            links.destinations().await.unwrap()
-        );
+        // The kernel itself adds link-local, multicast and local IPv6 routes a while after a link is up.
+        let mut routes = links.destinations().await.unwrap();
+        routes.retain(|(to, _)| {
+            to.ip.is_ipv4() || to.prefix == 64 && !to.to_string().starts_with("fe80")
+        });
+        all += &format!("{:?} {routes:?}\n", links.gateways().await.unwrap());
     }
     let mut elements = table(root).elements().unwrap().unwrap();
     elements.sort();
