@@ -1,15 +1,19 @@
 //! Real trees on a real file system, with GNU tar, umoci and the kernel's overlay as judges. Needs root.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 
+use nix::sys::stat::{Mode, UtimensatFlags, makedev, utimensat};
 use sha2::{Digest as _, Sha256};
 
 use super::super::content::digest_of;
 use super::super::mounts::{mount_rootfs, unmount};
+use super::super::xattr;
 use super::*;
 
 /// A layer being written: members in order, odd ones too.
