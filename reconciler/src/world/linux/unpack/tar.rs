@@ -477,7 +477,7 @@ mod tests {
         let noise = [7u8; 2048];
         assert!(
             Reader::new(&noise[..], 4096)
-                .next()
+                .next_entry()
                 .unwrap_err()
                 .to_string()
                 .contains("checksum")

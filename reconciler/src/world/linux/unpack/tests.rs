@@ -535,7 +535,7 @@ fn nothing_gets_out() {
         ),
         (
             "hard link out",
-            l().link("h", &format!("../../outside/precious")).file("h", "x"),
+            l().link("h", "../../outside/precious").file("h", "x"),
             false,
         ),
         ("hard link absolute", l().link("h", &format!("{out}/precious")), false),
@@ -593,6 +593,24 @@ fn nothing_gets_out() {
             false,
         ),
         (
+            "sparse without a map",
+            l().pax(&[("GNU.sparse.major", b"1"), ("GNU.sparse.realsize", b"10")])
+                .file("x", "no map here"),
+            false,
+        ),
+        (
+            "sparse beyond all",
+            l().pax(&[("GNU.sparse.size", b"9223372036854775807"), ("GNU.sparse.map", b"0,1")])
+                .file("x", "x"),
+            false,
+        ),
+        (
+            "sparse with overlaps",
+            l().pax(&[("GNU.sparse.size", b"9"), ("GNU.sparse.map", b"0,2,1,2")])
+                .file("x", "xxxx"),
+            false,
+        ),
+        (
             "unknown type",
             l().raw("v", ::tar::EntryType::new(b'M'), "", 0o644, b""),
             false,
@@ -639,4 +657,46 @@ fn overlay_marks_cannot_be_smuggled() {
         .collect();
     assert_eq!(names, [c"user.kept".to_owned()]);
     assert!(Mounted::new(&lower, root.path()).join("d/f").exists());
+}
+
+#[test]
+fn damaged_archives_are_read_within_bounds() {
+    let whole = Layer::default()
+        .pax(&[
+            ("path", b"long"),
+            ("mtime", b"1.5"),
+            ("GNU.sparse.size", b"9"),
+            ("GNU.sparse.map", b"0,2,4,2"),
+        ])
+        .file("x", "xxxx")
+        .raw("l", ::tar::EntryType::GNULongName, "", 0o644, b"name")
+        .file("y", "y")
+        .raw("s", ::tar::EntryType::GNUSparse, "", 0o644, b"")
+        .end();
+    let mut random = 1u64;
+    let mut next = |below: usize| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    for _ in 0..20_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + next(4) {
+            let at = next(bytes.len());
+            bytes[at] = next(256) as u8;
+        }
+        // Checksums right, or nothing behind them is reached.
+        for block in bytes.chunks_exact_mut(512).filter(|b| b[257..262] == *b"ustar") {
+            block[148..156].fill(b' ');
+            let sum: u32 = block.iter().map(|b| u32::from(*b)).sum();
+            block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+        let mut reader = tar::Reader::new(&bytes[..], 4096);
+        let mut read = 0;
+        while let Ok(Some(_)) = reader.next_entry() {
+            read += std::io::copy(&mut reader, &mut std::io::sink()).unwrap_or(0);
+        }
+        assert!(read <= bytes.len() as u64);
+    }
 }
