@@ -101,6 +101,7 @@ impl Content {
         let content = Content {
             dir: root.join("content"),
         };
+        private_dir(&content.dir)?;
         for sub in ["blobs/sha256", "ingest"] {
             let path = content.dir.join(sub);
             fs::create_dir_all(&path).map_err(Error::io("create directory", path.display()))?;
@@ -214,6 +215,7 @@ impl Content {
                 && let Some(have) = self.size_of(digest)?
             {
                 if size.is_none_or(|want| want == have) {
+                    self.freshen(digest)?;
                     return Ok(Begin::Present);
                 }
                 // Damage, or a descriptor that lies: which must not cost another image its blob.
@@ -339,6 +341,27 @@ impl Content {
             }
         }
         Ok(blobs)
+    }
+
+    /// Blobs that nobody ingested, or found present while ingesting, for `age`. What is younger may belong to a pull or
+    /// an import whose record is still to be written.
+    pub fn list_older(&self, age: Duration) -> Result<Vec<(Digest, u64)>> {
+        let mut blobs = self.list_blobs()?;
+        blobs.retain(|(digest, _)| {
+            let modified = self
+                .blob_path(digest)
+                .ok()
+                .and_then(|p| fs::metadata(p).ok())
+                .and_then(|m| m.modified().ok());
+            modified.and_then(|t| t.elapsed().ok()).is_some_and(|past| past >= age)
+        });
+        Ok(blobs)
+    }
+
+    /// Makes a blob as young as one just written.
+    fn freshen(&self, digest: &Digest) -> Result<()> {
+        let file = self.open_blob(digest)?;
+        file.set_modified(SystemTime::now()).map_err(Error::io("touch", digest))
     }
 
     /// Forgets a blob; absent is success.
@@ -498,6 +521,13 @@ fn empty_index() -> Result<ImageIndex> {
 fn name_of(descriptor: &Descriptor) -> Option<&str> {
     let annotations: Option<&HashMap<String, String>> = descriptor.annotations().as_ref();
     annotations?.get(ANNOTATION_REF_NAME).map(String::as_str)
+}
+
+/// Makes a directory, with its parents, that only root may enter: images hold setuid programs and secrets.
+pub(crate) fn private_dir(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::create_dir_all(path).map_err(Error::io("create directory", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(Error::io("set the mode of", path.display()))
 }
 
 fn remove_file(path: &Path) -> Result<()> {

@@ -87,10 +87,19 @@ fn a_cut_off_blob_is_resumed() {
     writer.write_all(&bytes[150_000..]).unwrap();
     assert_eq!(writer.commit(any()).unwrap().size(), size);
     assert!(content.sound(&digest).unwrap());
+    let hour = Duration::from_secs(3600);
+    assert_eq!(content.list_older(Duration::ZERO).unwrap().len(), 1);
+    let blob = root.path().join("content/blobs/sha256").join(digest.digest());
+    File::open(&blob)
+        .unwrap()
+        .set_modified(SystemTime::now() - 2 * hour)
+        .unwrap();
+    assert_eq!(content.list_older(hour).unwrap(), [(digest.clone(), size)]);
     assert!(matches!(
         content.begin(Some(&digest), Some(size), true).unwrap(),
         Begin::Present
     ));
+    assert!(content.list_older(hour).unwrap().is_empty(), "it is wanted again");
 }
 
 #[test]
