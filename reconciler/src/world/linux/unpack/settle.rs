@@ -83,6 +83,9 @@ impl Tree {
         }
         let (dir, name) = split(path);
         let to = self.parent(dir, &shown)?;
+        if look(to.as_fd(), name).map_err(Error::io("stat", &shown))?.is_some() {
+            return Ok(()); // replaced since, by another way to the same directory
+        }
         if real {
             let beside = self.parent(target_dir, &aim)?;
             // What else has that name here came after the link: it is not what the link meant.

@@ -441,6 +441,38 @@ fn whiteouts_links_and_missing_parents_over_layers() {
 }
 
 #[test]
+fn links_to_below_that_are_replaced_or_hidden() {
+    let root = tempfile::tempdir().unwrap();
+    let base = Layer::default()
+        .file("f", "f")
+        .dir("real", 0o755)
+        .symlink("to", "real")
+        .end();
+    let top = Layer::default()
+        .dir("real", 0o755)
+        .symlink("also", "real")
+        .link("real/replaced", "f")
+        .file("also/replaced", "new") // the same name by another way
+        .link("kept", "f")
+        .raw(".wh.kept", ::tar::EntryType::Regular, "", 0o644, b"")
+        .link("copied", "f")
+        .file("f", "another f")
+        .dir("dropped", 0o755)
+        .link("dropped/x", "f")
+        .file("dropped", "a file now")
+        .end();
+    let lower = unpack_all(root.path(), vec![base, top]).unwrap();
+    let merged = Mounted::new(&lower, root.path());
+    let read = |name: &str| fs::read_to_string(merged.join(name)).unwrap();
+    assert_eq!(read("real/replaced"), "new");
+    assert_eq!(
+        (read("kept"), read("copied"), read("f")),
+        ("f".into(), "f".into(), "another f".into())
+    );
+    assert_eq!(read("dropped"), "a file now");
+}
+
+#[test]
 fn an_opaque_root_hides_all_below() {
     let root = tempfile::tempdir().unwrap();
     let base = Layer::default().file("a", "a").dir("d", 0o755).file("d/low", "x").end();
@@ -590,6 +622,11 @@ fn nothing_gets_out() {
         (
             "pax garbage",
             l().raw("p", ::tar::EntryType::XHeader, "", 0o644, b"99 path=x\n"),
+            false,
+        ),
+        (
+            "hard link in place of its directory",
+            l().dir("d", 0o755).file("d/f", "x").link("d", "d/f"),
             false,
         ),
         (

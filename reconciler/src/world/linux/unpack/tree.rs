@@ -132,11 +132,15 @@ impl Tree {
     /// A whiteout speaks of the layers below only: what this layer has under that name stays.
     fn whiteout(&mut self, dir: &[u8], gone: &[u8], shown: &str) -> Result<()> {
         let parent = self.parent(dir, shown)?;
+        let path = join(dir, gone);
+        if self.borrowed.contains_key(&path) {
+            return Ok(());
+        }
         let done = match look(parent.as_fd(), gone).map_err(Error::io("stat", shown))? {
             None => make_whiteout(parent.as_fd(), gone),
             Some(stat) if kind_of(&stat) == SFlag::S_IFDIR => {
                 let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-                self.implicit.remove(&join(dir, gone));
+                self.implicit.remove(&path);
                 openat(&*parent, OsStr::from_bytes(gone), flags, Mode::empty()).and_then(|d| make_opaque(d.as_fd()))
             }
             Some(_) => Ok(()),
@@ -263,14 +267,12 @@ impl Tree {
                     return Ok(()); // itself, or linked before
                 }
                 self.clear(at, path, name, shown)?;
-                linkat(
-                    &from,
-                    OsStr::from_bytes(target_name),
-                    at,
-                    OsStr::from_bytes(name),
-                    LinkatFlags::empty(),
-                )
-                .map_err(Error::io("link", shown))
+                let (from_name, to_name) = (OsStr::from_bytes(target_name), OsStr::from_bytes(name));
+                match linkat(&from, from_name, at, to_name, LinkatFlags::empty()) {
+                    // It was in the directory that has just made way for the link.
+                    Err(Errno::ENOENT) => Err(Error::invalid(shown, format!("is a hard link to {aim} below it"))),
+                    other => other.map_err(Error::io("link", shown)),
+                }
             }
             // A file of a layer below, which may not be here yet.
             _ => {
@@ -294,11 +296,20 @@ impl Tree {
             return unlinkat(at, OsStr::from_bytes(name), UnlinkatFlags::NoRemoveDir)
                 .map_err(Error::io("replace", shown));
         }
-        let below = |p: &[u8]| p == path || p.starts_with(path) && p.get(path.len()) == Some(&b'/');
-        self.implicit.retain(|p| !below(p));
-        self.times.retain(|p, _| !below(p));
-        self.borrowed.retain(|p, _| !below(p));
+        self.forget(path);
         trash::remove_tree(at, name, self.aside.as_fd())
+    }
+
+    /// Drops what was to be done at and below a path. (Times of what is gone are left out at the end.)
+    fn forget(&mut self, path: &[u8]) {
+        let below = [path, b"/"].concat()..[path, b"0"].concat(); // `0` follows `/`
+        self.implicit.remove(path);
+        for gone in self.implicit.range(below.clone()).cloned().collect::<Vec<_>>() {
+            self.implicit.remove(&gone);
+        }
+        for gone in self.borrowed.range(below).map(|(p, _)| p.clone()).collect::<Vec<_>>() {
+            self.borrowed.remove(&gone);
+        }
     }
 
     // ---- directories ----
