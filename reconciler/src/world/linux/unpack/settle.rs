@@ -1,6 +1,6 @@
 //! What a layer takes from those below it: files it links to, metadata of directories it does not list.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -32,7 +32,7 @@ impl Tree {
             } else {
                 Some(mounts::detached(lower)?)
             };
-            let mut copied = BTreeSet::new();
+            let mut copied = BTreeMap::new();
             for (path, target) in std::mem::take(&mut self.borrowed) {
                 self.borrow(below.as_ref(), &path, &target, &mut copied)?;
             }
@@ -46,13 +46,14 @@ impl Tree {
         self.set_times()
     }
 
-    /// Copies a file up, then links to the copy, as a container would have done. `copied` are the targets so far.
+    /// Copies a file up, then links to the copy, as a container would have done. `copied` says where the copy of each
+    /// target is; so a target is copied once, however many links there are.
     fn borrow(
         &mut self,
         below: Option<&OwnedFd>,
         path: &[u8],
         target: &[u8],
-        copied: &mut BTreeSet<Vec<u8>>,
+        copied: &mut BTreeMap<Vec<u8>, Vec<u8>>,
     ) -> Result<()> {
         let (shown, aim) = (printable(path), printable(target));
         let absent = || {
@@ -70,7 +71,8 @@ impl Tree {
                 let fd = confined(below, target_dir, OFlag::O_PATH | OFlag::O_DIRECTORY, true);
                 (fd.map_err(|_| absent())?, false)
             }
-            Err(_) => return Err(absent()),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => return Err(absent()),
+            Err(e) => return Err(Error::io("look for", &aim)(e)),
         };
         let stat = look(from.as_fd(), target_name)
             .map_err(Error::io("stat", &aim))?
@@ -86,23 +88,36 @@ impl Tree {
         if look(to.as_fd(), name).map_err(Error::io("stat", &shown))?.is_some() {
             return Ok(()); // replaced since, by another way to the same directory
         }
-        if real {
-            let beside = self.parent(target_dir, &aim)?;
-            // What else has that name here came after the link: it is not what the link meant.
-            if look(beside.as_fd(), target_name)
-                .map_err(Error::io("stat", &aim))?
-                .is_none()
-            {
-                copy_up(from.as_fd(), target_name, &stat, beside.as_fd(), target_name)
-                    .map_err(Error::io("copy up", &aim))?;
-                copied.insert(target.to_vec());
-            }
-            if copied.contains(target) {
-                let (from, to_name) = (OsStr::from_bytes(target_name), OsStr::from_bytes(name));
-                return linkat(&*beside, from, &*to, to_name, LinkatFlags::empty()).map_err(Error::io("link", &shown));
-            }
+        if !copied.contains_key(target) {
+            // Something else of that name here came after the link: it is not what the link meant.
+            let beside = if real {
+                Some(self.parent(target_dir, &aim)?)
+            } else {
+                None
+            };
+            let vacant = match &beside {
+                Some(beside) => look(beside.as_fd(), target_name)
+                    .map_err(Error::io("stat", &aim))?
+                    .is_none(),
+                None => false,
+            };
+            let (place, copy_dir, copy_name) = match beside {
+                Some(beside) if vacant => (target, beside, target_name),
+                _ => (path, to.clone(), name),
+            };
+            copy_up(from.as_fd(), target_name, &stat, copy_dir.as_fd(), copy_name)
+                .map_err(Error::io("copy up", &aim))?;
+            copied.insert(target.to_vec(), place.to_vec());
         }
-        copy_up(from.as_fd(), target_name, &stat, to.as_fd(), name).map_err(Error::io("copy", &aim))
+        match copied.get(target) {
+            Some(copy) if copy != path => {
+                let (copy_dir, copy_name) = split(copy);
+                let from = self.parent(copy_dir, &shown)?;
+                let (copy_name, name) = (OsStr::from_bytes(copy_name), OsStr::from_bytes(name));
+                linkat(&*from, copy_name, &*to, name, LinkatFlags::empty()).map_err(Error::io("link", &shown))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Overlay merges roots whatever their marks, so an opaque root hides each name below on its own.

@@ -383,6 +383,7 @@ fn whiteouts_links_and_missing_parents_over_layers() {
         .link("hard", "shared")
         .link("hard2", "hard")
         .link("owned/through", "to/f")
+        .link("owned/through-too", "to/f")
         .dir("replaced", 0o755)
         .file("replaced/f", "in a directory")
         .end();
@@ -434,6 +435,7 @@ fn whiteouts_links_and_missing_parents_over_layers() {
     assert_eq!(middle_inode("hard"), middle_inode("shared"));
     assert_eq!(middle_inode("hard"), middle_inode("hard2"));
     assert_eq!(fs::read_to_string(at("owned/through")).unwrap(), "f");
+    assert_eq!(middle_inode("owned/through"), middle_inode("owned/through-too"));
     assert!(
         fs::symlink_metadata(lower[1].join("to")).is_err(),
         "the link below is not hidden"
@@ -470,6 +472,8 @@ fn links_to_below_that_are_replaced_or_hidden() {
         ("f".into(), "f".into(), "another f".into())
     );
     assert_eq!(read("dropped"), "a file now");
+    let inode = |name: &str| fs::metadata(lower[0].join(name)).unwrap().ino();
+    assert_eq!(inode("kept"), inode("copied"));
 }
 
 #[test]
