@@ -245,6 +245,13 @@ fn node(path: &Path, meta: &fs::Metadata) -> Option<DeviceNode> {
     })
 }
 
+/// The device node at a path, symlinks followed.
+pub(super) fn resolve_node(path: &Path) -> io::Result<DeviceNode> {
+    let host = fs::canonicalize(path)?;
+    let meta = fs::metadata(&host)?;
+    node(&host, &meta).ok_or_else(|| io::Error::other("is not a device node"))
+}
+
 /// Every device node below a directory; symlinks are not followed, what vanishes meanwhile is left out.
 fn nodes_below(root: &Path, skipped: &[&str]) -> Result<Vec<DeviceNode>> {
     let mut nodes = Vec::new();
