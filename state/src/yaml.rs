@@ -325,15 +325,13 @@ impl Reader<'_> {
         self.validated(New { meta, spec: own.spec })
     }
 
-    /// Each unknown field is told and taken out, until the rest can be read.
+    /// Each unknown field is told and taken out, so that the rest can be read and judged too.
     fn typed<T: DeserializeOwned>(&mut self, mut value: Value) -> Option<T> {
-        let mut whole = true;
         loop {
             let error = match serde_path_to_error::deserialize::<_, T>(value.clone()) {
-                Ok(typed) => return Some(typed).filter(|_| whole),
+                Ok(typed) => return Some(typed),
                 Err(error) => error,
             };
-            whole = false;
             let (path, message) = (error.path(), error.inner().to_string());
             self.mistyped(&path.to_string(), &message);
             let field = message
