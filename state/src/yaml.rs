@@ -125,9 +125,7 @@ impl Record {
             kind: String,
         }
         fn new<K: Kind>(json: &[u8]) -> StateResult<New<K>> {
-            let mut json = serde_json::Deserializer::from_slice(json);
-            let object: Object<K> = serde_path_to_error::deserialize(&mut json)
-                .map_err(|e| Error::invalid(e.path().to_string(), e.inner().to_string()))?;
+            let object = Object::<K>::from_json(json).map_err(|e| Error::invalid("spec", e.to_string()))?;
             let (meta, spec) = (object.meta, object.spec);
             meta.validate()?;
             K::validate(&meta, &spec)?;

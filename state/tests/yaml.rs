@@ -430,7 +430,7 @@ const BAD: &[(&str, &str)] = &[
     ),
     (
         "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\nspec: {pod: {name: a, namespace: b, uid: c}, ports: [{containerPort: 99999}]}\n",
-        ":4:71: spec.ports[0].containerPort: ",
+        ":4:70: spec.ports[0].containerPort: ",
     ),
     ("!a: &a [1]\nb: [*a, *b]\n", ": unknown anchor"),
     ("!a: &a [*a]\n", ": recursion"),
