@@ -25,7 +25,10 @@ pub(crate) fn new(config: &v1::ContainerConfig, sandbox: &PodSandbox) -> Result<
     let metadata = present("config.metadata", &config.metadata)?;
     name("config.metadata.name", &metadata.name)?;
     let requested = present("config.image", &config.image)?;
-    name("config.image.image", &requested.image)?;
+    text("config.image.image", &requested.image)?;
+    if requested.image.is_empty() {
+        return Err(Error::invalid("config.image.image", "must not be empty"));
+    }
     log_path(&config.log_path)?;
     for (part, values) in [("command", &config.command), ("args", &config.args)] {
         for (i, value) in values.iter().enumerate() {
@@ -71,13 +74,12 @@ pub(crate) fn new(config: &v1::ContainerConfig, sandbox: &PodSandbox) -> Result<
     Ok(New { meta, spec })
 }
 
-/// Name of the record: one container per attempt, within its sandbox. The sandbox's own attempt is part of it, so that
-/// what is left in an older sandbox of the pod does not hold the name.
+/// Name of the record: one container per attempt, within its sandbox (the owner).
 pub(crate) fn identity(spec: &ContainerSpec, sandbox: &PodSandbox) -> String {
     let pod = &sandbox.spec.pod;
     format!(
-        "{}_{}_{}_{}_{}_{}",
-        spec.name, pod.name, pod.namespace, pod.uid, pod.attempt, spec.attempt
+        "{}_{}_{}_{}_{}",
+        spec.name, pod.name, pod.namespace, pod.uid, spec.attempt
     )
 }
 
@@ -505,7 +507,7 @@ pub(crate) mod tests {
     fn status_returns_what_was_asked() {
         let (config, sandbox) = (full(), sandbox(|_| {}));
         let new = new(&config, &sandbox).unwrap();
-        assert_eq!(new.meta.name, "app_web_d_u1_3_2");
+        assert_eq!(new.meta.name, "app_web_d_u1_2");
         assert_eq!(new.meta.owner.as_ref().unwrap().uid, sandbox.meta.uid);
         let mut spec = new.spec;
         spec.image.id = "sha256:1".into();
