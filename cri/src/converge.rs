@@ -49,7 +49,7 @@ observed!(ContainerKind, container => format!("container {}", container.spec.nam
 observed!(ImageKind, image => format!("image {}", image.meta.name));
 observed!(PodKind, pod => format!("pod {}/{}", pod.meta.namespace, pod.meta.name));
 
-/// Writes a record (or joins an equal one under way) for `pod` (`namespace/name`), waits for `done`, and delivers its uid.
+/// Writes a record (or joins an equal one under way) for `pod` (`namespace/name`), waits for `done`, delivers its uid.
 ///
 /// A create that failed for good is withdrawn before its error is answered, so that a retry starts clean. One that
 /// outlives its call stays on trial, for the retry to join.

@@ -136,13 +136,11 @@ fn place(services: &Services, new: &mut New<ContainerKind>, dry_run: bool) -> Re
     Ok(())
 }
 
+/// Lays what the user wrote over the record's spec, or says why that cannot be.
+type Change<K> = fn(&Meta, &mut <K as Kind>::Spec, <K as Kind>::Spec) -> Result<(), state::Error>;
+
 /// Changes the holder of the name, or creates it.
-async fn put<K: Kind>(
-    services: &Services,
-    new: New<K>,
-    dry_run: bool,
-    change: fn(&Meta, &mut K::Spec, K::Spec) -> Result<(), state::Error>,
-) -> Result<v1::Applied> {
+async fn put<K: Kind>(services: &Services, new: New<K>, dry_run: bool, change: Change<K>) -> Result<v1::Applied> {
     if new.meta.name.is_empty() {
         return Err(Error::invalid(
             format!("{}: metadata.name", K::KIND),

@@ -4,6 +4,7 @@
 
 pub(crate) mod container;
 pub(crate) mod image;
+mod mount;
 pub(crate) mod resources;
 pub(crate) mod sandbox;
 pub(crate) mod security;

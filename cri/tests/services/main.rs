@@ -2,4 +2,5 @@
 
 mod calls;
 mod common;
+mod reads;
 mod records;
