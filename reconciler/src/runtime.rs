@@ -78,7 +78,7 @@ impl Runtime {
     }
 
     /// Makes the records that always are, and looks at everything without changing it.
-    async fn prepare(&self) -> Result<()> {
+    pub async fn prepare(&self) -> Result<()> {
         let cx = &self.cx;
         node::ensure(cx).await?;
         builtin_image(cx).await?;

@@ -1,4 +1,4 @@
-//! Flags that every subcommand takes, and what they mean for the runtime.
+//! Flags that every subcommand takes, and what they mean together with environment, configuration file and defaults.
 
 use std::path::{Path, PathBuf};
 
@@ -6,67 +6,124 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
 use reconciler::world::linux::network::Mode;
+use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
-#[derive(Args, Clone, Debug)]
-pub struct Global {
-    /// Durable directory: records, images, object directories
-    #[arg(long, global = true, default_value = "/var/lib/reconcile")]
-    pub root: PathBuf,
-    /// Volatile directory, on a tmpfs: pins, sockets, mount points
-    #[arg(long, global = true, default_value = "/run/reconcile")]
-    pub state: PathBuf,
+use crate::config;
+
+/// As given on the command line or in the environment.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Global options")]
+pub struct Flags {
+    /// Durable directory: records, images, object directories [default: /var/lib/reconcile]
+    #[arg(long, global = true, value_name = "DIR", env = "RECONCILE_ROOT")]
+    root: Option<PathBuf>,
+    /// Volatile directory, on a tmpfs: pins, sockets, mount points [default: /run/reconcile]
+    #[arg(long, global = true, value_name = "DIR", env = "RECONCILE_STATE")]
+    state: Option<PathBuf>,
     /// Socket of the CRI and of this program [default: unix://<state>/reconcile.sock]
-    #[arg(long, global = true)]
-    pub socket: Option<String>,
-    /// error, warn, info, debug, trace, or a filter such as `reconciler=debug`
-    #[arg(long, global = true, default_value = "info")]
-    pub log_level: String,
-    /// Who gives pods their network
-    #[arg(long, global = true, value_enum, default_value_t = Network::Auto)]
-    pub network: Network,
+    #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_SOCKET")]
+    socket: Option<String>,
+    /// Configuration file, or a directory with config.yaml [default: /etc/reconcile]
+    #[arg(long, global = true, value_name = "PATH", env = "RECONCILE_CONFIG")]
+    config: Option<PathBuf>,
+    /// error, warn, info, debug, trace, or a filter such as `reconciler=debug` [default: info for serve, else warn]
+    #[arg(long, global = true, value_name = "LEVEL", env = "RECONCILE_LOG_LEVEL")]
+    log_level: Option<String>,
+    /// Who gives pods their network [default: auto]
+    #[arg(long, global = true, value_enum, env = "RECONCILE_NETWORK")]
+    network: Option<Network>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Network {
     /// Pods from the CRI need CNI; pods from YAML take CNI where it is configured, else the built-in bridge
+    #[default]
     Auto,
+    /// CNI plugins for every pod
     Cni,
+    /// The built-in bridge for every pod
     Builtin,
 }
 
-impl Global {
-    /// The socket's path.
-    pub fn socket(&self) -> Result<PathBuf> {
-        match self.socket.as_deref() {
-            None => Ok(self.state.join("reconcile.sock")),
+/// The settings in force: flag before environment before file before default.
+#[derive(Clone, Debug)]
+pub struct Global {
+    pub root: PathBuf,
+    pub state: PathBuf,
+    pub socket: PathBuf,
+    /// `None`: what suits the subcommand.
+    pub log_level: Option<String>,
+    network: Network,
+    cni_conf_dir: PathBuf,
+    cni_bin_dirs: Vec<PathBuf>,
+}
+
+impl Flags {
+    /// Reads the configuration file and settles every setting.
+    pub fn settle(&self) -> Result<Global> {
+        let file = config::read(self.config.as_deref().unwrap_or(Path::new("/etc/reconcile")))?;
+        let absolute = |what: &str, flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &str| {
+            let path = flag
+                .as_ref()
+                .or(file.as_ref())
+                .map_or(Path::new(default), PathBuf::as_path);
+            std::path::absolute(path).with_context(|| format!("{what} {}", path.display()))
+        };
+        let state = absolute("--state", &self.state, &file.state, "/run/reconcile")?;
+        let socket = match self.socket.as_ref().or(file.socket.as_ref()) {
+            None => state.join("reconcile.sock"),
             Some(text) => {
                 let path = text.strip_prefix("unix://").unwrap_or(text);
                 if !path.starts_with('/') {
                     bail!("--socket {text:?}: must be unix:// and an absolute path");
                 }
-                Ok(path.into())
+                path.into()
             }
-        }
+        };
+        let network = file.network;
+        Ok(Global {
+            root: absolute("--root", &self.root, &file.root, "/var/lib/reconcile")?,
+            state,
+            socket,
+            log_level: self.log_level.clone().or(file.log_level),
+            network: self.network.or(network.mode).unwrap_or_default(),
+            cni_conf_dir: network.cni_conf_dir.unwrap_or_else(|| "/etc/cni/net.d".into()),
+            cni_bin_dirs: network
+                .cni_bin_dirs
+                .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
+        })
     }
+}
 
+impl Global {
     /// What the runtime is opened with.
     pub fn runtime(&self) -> Result<Options> {
-        let absolute = |flag: &str, path: &Path| {
-            std::path::absolute(path).with_context(|| format!("{flag} {}", path.display()))
-        };
         Ok(Options {
-            root: absolute("--root", &self.root)?,
-            state: absolute("--state", &self.state)?,
+            root: self.root.clone(),
+            state: self.state.clone(),
             shim: shim()?,
             network: match self.network {
                 Network::Auto => Mode::Auto,
                 Network::Cni => Mode::Cni,
                 Network::Builtin => Mode::Builtin,
             },
-            cni_conf_dir: "/etc/cni/net.d".into(),
-            cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
+            cni_conf_dir: self.cni_conf_dir.clone(),
+            cni_bin_dirs: self.cni_bin_dirs.clone(),
         })
+    }
+
+    /// Starts logging to stderr; `level` is what suits the subcommand.
+    pub fn log(&self, level: &str) -> Result<()> {
+        let level = self.log_level.as_deref().unwrap_or(level);
+        let filter = EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .init();
+        Ok(())
     }
 }
 
@@ -80,8 +137,40 @@ fn shim() -> Result<PathBuf> {
     Ok(shim)
 }
 
-/// Starts logging to stderr.
-pub fn log(level: &str) {
-    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.yaml");
+        std::fs::write(&file, "root: /from-file\nstate: /s\nnetwork: {mode: cni}\n").unwrap();
+        let flags = Flags {
+            config: Some(file),
+            root: Some("/from-flag".into()),
+            ..Flags::default()
+        };
+        let global = flags.settle().unwrap();
+        assert_eq!(global.root, Path::new("/from-flag"));
+        assert_eq!(global.socket, Path::new("/s/reconcile.sock"));
+        assert_eq!(global.network, Network::Cni);
+        assert_eq!(global.cni_conf_dir, Path::new("/etc/cni/net.d"));
+    }
+
+    #[test]
+    fn a_socket_is_an_absolute_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let with = |socket: &str| {
+            let flags = Flags {
+                config: Some(dir.path().into()),
+                socket: Some(socket.into()),
+                ..Flags::default()
+            };
+            flags.settle().map(|global| global.socket)
+        };
+        assert_eq!(with("unix:///a/b").unwrap(), Path::new("/a/b"));
+        assert_eq!(with("/a/b").unwrap(), Path::new("/a/b"));
+        assert!(with("tcp://1.2.3.4:5").is_err());
+    }
 }

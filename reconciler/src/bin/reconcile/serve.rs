@@ -14,15 +14,18 @@ use crate::options::Global;
 
 /// Serves until SIGTERM or SIGINT; pods go on.
 pub async fn run(global: &Global) -> Result<ExitCode> {
-    let socket = global.socket()?;
+    let socket = &global.socket;
     let mut terminate = signal(SignalKind::terminate()).context("cannot take SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot take SIGINT")?;
     let runtime = Runtime::open(global.runtime()?).await?;
     let cx = runtime.cx.clone();
     let running = runtime.start().await?;
-    let listener = cri::bind(&socket)?;
+    let listener = cri::bind(socket)?;
     let (close, closing) = watch::channel(false);
-    let config = cri::Config { once: Some(once_hook(cx.clone())), ..cri::Config::default() };
+    let config = cri::Config {
+        once: Some(once_hook(cx.clone())),
+        ..cri::Config::default()
+    };
     let services = Services::new(cx.store.clone(), config, closing);
     let server = tokio::spawn(cri::serve(listener, services));
     tracing::info!(socket = %socket.display(), instance = cx.world.paths.instance, "serving");
@@ -39,12 +42,15 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn once_hook(cx: Arc<Context>) -> cri::OnceHook {
+pub fn once_hook(cx: Arc<Context>) -> cri::OnceHook {
     Arc::new(move |dry_run| {
         let cx = cx.clone();
         Box::pin(async move {
             let report = match dry_run {
-                true => runtime::Report { done: runtime::plan(&cx).await.map_err(|e| e.to_string())?, ..Default::default() },
+                true => runtime::Report {
+                    done: runtime::plan(&cx).await.map_err(|e| e.to_string())?,
+                    ..Default::default()
+                },
                 false => runtime::once(&cx).await.map_err(|e| e.to_string())?,
             };
             let exit_code = i32::from(report.exit_code());
@@ -58,7 +64,9 @@ fn once_hook(cx: Arc<Context>) -> cri::OnceHook {
 fn notify(message: &str) {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
     let text = path.to_string_lossy();
     let address = match text.strip_prefix('@') {
         Some(name) => SocketAddr::from_abstract_name(name),

@@ -1,0 +1,63 @@
+//! `reconcile exec`: a program in a running container; its output and exit code.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::client::{Client, text};
+use crate::containers;
+use crate::local::{Need, Session};
+use crate::options::Global;
+
+#[derive(Args)]
+pub struct Exec {
+    /// A pod's name, or the beginning of a container's id
+    #[arg(value_name = "POD|ID")]
+    target: String,
+    /// The container in the pod [default: its first]
+    #[arg(short, long)]
+    container: Option<String>,
+    /// Only in this namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Kill the program after so many seconds; 0: never
+    #[arg(long, default_value_t = 0, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..))]
+    timeout: i64,
+    /// The program and its arguments, after --
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+pub async fn run(global: &Global, args: &Exec) -> Result<ExitCode> {
+    let session = Session::open(global, Need::Act).await?;
+    let done = exec(&session.client, args).await;
+    session.close().await?;
+    done
+}
+
+async fn exec(client: &Client, args: &Exec) -> Result<ExitCode> {
+    let found = containers::find(
+        client,
+        &args.target,
+        args.container.as_deref(),
+        args.namespace.as_deref(),
+    )
+    .await?;
+    let running = found.iter().find(|c| c["status"]["phase"] == "Running");
+    let Some(container) = running.or(found.first()) else {
+        bail!("{} has no container", args.target)
+    };
+    let done = client
+        .exec(text(&container["metadata"]["uid"]), args.command.clone(), args.timeout)
+        .await?;
+    std::io::stdout().lock().write_all(&done.stdout)?;
+    std::io::stderr().lock().write_all(&done.stderr)?;
+    Ok(ExitCode::from(code(done.exit_code)))
+}
+
+/// An exit code as a process can bear it.
+pub fn code(code: i32) -> u8 {
+    u8::try_from(code).unwrap_or(255)
+}

@@ -1,0 +1,110 @@
+//! The one way from a command to the records: through the daemon, or, where none runs, by being it for a while.
+//!
+//! Without a daemon this process takes the store's lock, serves the same socket and uses it like any other client. So a
+//! command has one implementation, and `logs` or `exec` in another terminal reach what `run` runs in this one.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use cri::Services;
+use reconciler::runtime::{Running, Runtime};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::client::Client;
+use crate::options::Global;
+use crate::serve;
+
+/// What a command needs of a process that is its own daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Records and statuses as they are; nothing is repaired.
+    Look,
+    /// The loop.
+    Act,
+}
+
+/// A connection, and this process's own service if there is no daemon.
+pub struct Session {
+    pub client: Client,
+    own: Option<Own>,
+}
+
+struct Own {
+    socket: PathBuf,
+    close: watch::Sender<bool>,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+    work: Work,
+}
+
+/// Dropped last: it holds the store's lock.
+enum Work {
+    Looked(Box<Runtime>),
+    Loop(Running),
+}
+
+impl Session {
+    pub async fn open(global: &Global, need: Need) -> Result<Session> {
+        if let Some(client) = Client::connect(&global.socket).await? {
+            client.ready().await?;
+            return Ok(Session { client, own: None });
+        }
+        let runtime = Runtime::open(global.runtime()?).await.with_context(|| {
+            format!(
+                "no daemon serves {}, and this process cannot work on {} itself",
+                global.socket.display(),
+                global.root.display()
+            )
+        })?;
+        let cx = runtime.cx.clone();
+        let work = match need {
+            Need::Look => {
+                runtime.prepare().await?;
+                Work::Looked(Box::new(runtime))
+            }
+            Need::Act => Work::Loop(runtime.start().await?),
+        };
+        let listener = cri::bind(&global.socket)?;
+        let (close, closing) = watch::channel(false);
+        let config = cri::Config {
+            once: Some(serve::once_hook(cx.clone())),
+            ..cri::Config::default()
+        };
+        let services = Services::new(cx.store.clone(), config, closing);
+        let server = tokio::spawn(cri::serve(listener, services));
+        let client = Client::connect(&global.socket)
+            .await?
+            .context("this process does not answer itself")?;
+        let socket = global.socket.clone();
+        Ok(Session {
+            client,
+            own: Some(Own {
+                socket,
+                close,
+                server,
+                work,
+            }),
+        })
+    }
+
+    /// Is this process its own daemon? Then nothing converges once it ends.
+    pub fn own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Ends what this process serves; pods go on.
+    pub async fn close(self) -> Result<()> {
+        let Session { client, own } = self;
+        drop(client);
+        let Some(own) = own else { return Ok(()) };
+        // Before the lock is given up, so that no other process's socket is taken away.
+        let _ = std::fs::remove_file(&own.socket);
+        let _ = own.close.send(true);
+        own.server.await.context("server task")??;
+        match own.work {
+            Work::Looked(runtime) => drop(runtime),
+            Work::Loop(running) => running.stop().await,
+        }
+        Ok(())
+    }
+}
