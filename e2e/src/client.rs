@@ -1,7 +1,7 @@
 //! A CRI client on the daemon's socket, one short method a call; errors stay `tonic::Status`, for tests judge codes.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hyper_util::rt::TokioIo;
@@ -240,14 +240,15 @@ impl Cri {
 
     /// Waits for the container's end and returns its last status.
     pub async fn exited(&self, id: &str) -> Result<ContainerStatus> {
-        crate::eventually(Duration::from_secs(30), async || {
+        let start = Instant::now();
+        loop {
             let status = self.container(id).await?;
             match status.state() {
-                ContainerState::ContainerExited => Ok(status),
-                other => bail!("container {id} is {other:?}"),
+                ContainerState::ContainerExited => return Ok(status),
+                other if start.elapsed() > Duration::from_secs(30) => bail!("container {id} is still {other:?}"),
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
             }
-        })
-        .await
+        }
     }
 
     /// The pid of a container or a sandbox's pause, from the verbose status.
