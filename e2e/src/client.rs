@@ -245,7 +245,9 @@ impl Cri {
             let status = self.container(id).await?;
             match status.state() {
                 ContainerState::ContainerExited => return Ok(status),
-                other if start.elapsed() > Duration::from_secs(30) => bail!("container {id} is still {other:?}"),
+                other if start.elapsed() > Duration::from_secs(30) => {
+                    bail!("container {id} is still {other:?}")
+                }
                 _ => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }

@@ -81,6 +81,12 @@ impl Node {
         })
     }
 
+    /// The same node, its next daemon started in another way.
+    pub fn with(mut self, options: Options) -> Node {
+        self.options = options;
+        self
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

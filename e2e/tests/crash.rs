@@ -22,7 +22,13 @@ async fn picture(node: &Node) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for sandbox in node.cri.sandboxes(None).await? {
         let status = node.cri.sandbox(&sandbox.id).await?;
-        all.insert(sandbox.id, format!("{status:?} pause {}", node.cri.sandbox_pid(&status.id).await?));
+        all.insert(
+            sandbox.id,
+            format!(
+                "{status:?} pause {}",
+                node.cri.sandbox_pid(&status.id).await?
+            ),
+        );
     }
     for container in node.cri.containers(None).await? {
         let status = node.cri.container(&container.id).await?;
@@ -31,7 +37,10 @@ async fn picture(node: &Node) -> Result<BTreeMap<String, String>> {
             _ => 0,
         };
         let started = Process::start_time(pid);
-        all.insert(container.id, format!("{status:?} pid {pid} since {started:?}"));
+        all.insert(
+            container.id,
+            format!("{status:?} pid {pid} since {started:?}"),
+        );
     }
     Ok(all)
 }
@@ -45,9 +54,22 @@ async fn everything_reads_the_same_after_a_crash_and_after_a_clean_restart() -> 
         let mut config = pods::container("run", HELLO, &["/hello", "sleep", "1000"]);
         config.annotations.insert("kept".into(), "as is".into());
         node.cri.launch(&sandbox, &pod, &config).await?;
-        let ended = node.cri.launch(&sandbox, &pod, &pods::container("end", HELLO, &["/hello", "exit", "4"])).await?;
+        let ended = node
+            .cri
+            .launch(
+                &sandbox,
+                &pod,
+                &pods::container("end", HELLO, &["/hello", "exit", "4"]),
+            )
+            .await?;
         node.cri.exited(&ended).await?;
-        node.cri.create(&sandbox, &pod, &pods::container("made", HELLO, &["/hello", "exit", "0"])).await?;
+        node.cri
+            .create(
+                &sandbox,
+                &pod,
+                &pods::container("made", HELLO, &["/hello", "exit", "0"]),
+            )
+            .await?;
     }
     let stopped = node.cri.run_sandbox(&node.pod("stopped")).await?;
     node.cri.stop_sandbox(&stopped).await?;
@@ -72,24 +94,40 @@ async fn a_container_that_ends_while_the_daemon_is_down() -> Result<()> {
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let gate = node.path("gate");
     nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU)?;
-    let mut config = shell("c", "echo before; read line < /gate; echo after $line; printf tail; exit 42");
+    let mut config = shell(
+        "c",
+        "echo before; read line < /gate; echo after $line; printf tail; exit 42",
+    );
     let (host_path, container_path) = (gate.display().to_string(), "/gate".into());
-    config.mounts = vec![Mount { host_path, container_path, ..Default::default() }];
+    config.mounts = vec![Mount {
+        host_path,
+        container_path,
+        ..Default::default()
+    }];
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
     let pid = node.cri.container_pid(&id).await?;
     let log = node.cri.container(&id).await?.log_path;
     node.kill9().await?;
     tokio::task::spawn_blocking(move || fs::write(gate, "now\n")).await??;
     e2e::eventually(Duration::from_secs(10), async || {
-        ensure!(Process::read(pid).is_none_or(|process| process.state == 'Z'), "it is still there");
+        ensure!(
+            Process::read(pid).is_none_or(|process| process.state == 'Z'),
+            "it is still there"
+        );
         Ok(())
     })
     .await?;
-    let ended = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos() as i64;
+    let ended = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)?
+        .as_nanos() as i64;
     node.serve().await?;
     let status = node.cri.exited(&id).await?;
     assert_eq!((status.exit_code, status.reason.as_str()), (42, "Error"));
-    assert!((status.finished_at - ended).abs() < 1_000_000_000, "finished at {}, seen {ended}", status.finished_at);
+    assert!(
+        (status.finished_at - ended).abs() < 1_000_000_000,
+        "finished at {}, seen {ended}",
+        status.finished_at
+    );
     let texts = pods::log_texts(&log)?;
     assert_eq!(texts, ["before", "after now", "tail"]);
     let before = picture(&node).await?;
@@ -104,7 +142,14 @@ async fn an_exit_nobody_saw_is_never_told_as_success() -> Result<()> {
     let mut node = Node::start().await?;
     let pod = pods::host_network(node.pod("unseen"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let id = node.cri.launch(&sandbox, &pod, &pods::container("c", HELLO, &["/hello", "sleep", "1000"])).await?;
+    let id = node
+        .cri
+        .launch(
+            &sandbox,
+            &pod,
+            &pods::container("c", HELLO, &["/hello", "sleep", "1000"]),
+        )
+        .await?;
     let pid = node.cri.container_pid(&id).await?;
     node.kill9().await?;
     for shim in node.shims()? {
@@ -127,21 +172,50 @@ async fn a_killed_shim_is_replaced_and_nothing_is_lost() -> Result<()> {
     node.busybox().await?;
     let pod = node.pod("orphaned");
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let id = node.cri.launch(&sandbox, &pod, &shell("c", "trap 'exit 6' TERM; while :; do sleep 0.05; done")).await?;
-    let (pid, ip) = (node.cri.container_pid(&id).await?, node.cri.ip(&sandbox).await?);
+    let id = node
+        .cri
+        .launch(
+            &sandbox,
+            &pod,
+            &shell("c", "trap 'exit 6' TERM; while :; do sleep 0.05; done"),
+        )
+        .await?;
+    let (pid, ip) = (
+        node.cri.container_pid(&id).await?,
+        node.cri.ip(&sandbox).await?,
+    );
     let shim = node.shims()?.pop().context("a shim")?;
     kill9(shim)?;
     e2e::eventually(Duration::from_secs(5), async || {
         let shims = node.shims()?;
-        ensure!(shims.len() == 1 && shims[0] != shim, "no new shim: {shims:?}");
-        ensure!(node.cri.exec(&id, &["true"], 5).await?.exit_code == 0, "exec");
+        ensure!(
+            shims.len() == 1 && shims[0] != shim,
+            "no new shim: {shims:?}"
+        );
+        ensure!(
+            node.cri.exec(&id, &["true"], 5).await?.exit_code == 0,
+            "exec"
+        );
         Ok(())
     })
     .await?;
-    assert_eq!((node.cri.container_pid(&id).await?, node.cri.ip(&sandbox).await?), (pid, ip));
-    assert_eq!(node.cri.sandbox(&sandbox).await?.state(), PodSandboxState::SandboxReady);
+    assert_eq!(
+        (
+            node.cri.container_pid(&id).await?,
+            node.cri.ip(&sandbox).await?
+        ),
+        (pid, ip)
+    );
+    assert_eq!(
+        node.cri.sandbox(&sandbox).await?.state(),
+        PodSandboxState::SandboxReady
+    );
     node.cri.stop(&id, 10).await?;
-    assert_eq!(node.cri.container(&id).await?.exit_code, 6, "the status of a process that is not the new shim's child");
+    assert_eq!(
+        node.cri.container(&id).await?.exit_code,
+        6,
+        "the status of a process that is not the new shim's child"
+    );
     node.finish().await
 }
 
@@ -179,16 +253,28 @@ async fn sigkill_amid_creates_keeps_what_was_answered_and_leaks_nothing() -> Res
         for (sandbox, container) in &answered {
             if let Some(id) = sandbox {
                 let found = sandboxes.iter().find(|sandbox| &sandbox.id == id);
-                let found = found.with_context(|| format!("seed {seed} round {round}: answered, yet gone: {id}"))?;
+                let found = found.with_context(|| {
+                    format!("seed {seed} round {round}: answered, yet gone: {id}")
+                })?;
                 ensure!(found.state() == PodSandboxState::SandboxReady, "{found:?}");
             }
             if let Some(id) = container {
                 let pid = node.cri.container_pid(id).await?;
-                ensure!(Process::read(pid).is_some(), "started, yet not running after {moment} ms");
+                ensure!(
+                    Process::read(pid).is_some(),
+                    "started, yet not running after {moment} ms"
+                );
             }
         }
-        let told: Vec<_> = answered.iter().filter_map(|(sandbox, _)| sandbox.as_ref()).collect();
-        println!("round {round}: killed after {moment} ms, {} of 12 answered, {} shims", told.len(), shims.len());
+        let told: Vec<_> = answered
+            .iter()
+            .filter_map(|(sandbox, _)| sandbox.as_ref())
+            .collect();
+        println!(
+            "round {round}: killed after {moment} ms, {} of 12 answered, {} shims",
+            told.len(),
+            shims.len()
+        );
         for sandbox in sandboxes {
             node.cri.stop_sandbox(&sandbox.id).await?;
             node.cri.remove_sandbox(&sandbox.id).await?;
@@ -225,11 +311,17 @@ async fn the_same_request_after_a_crash_joins_what_was_begun() -> Result<()> {
         node.serve().await?;
         let id = match (first, node.cri.run_sandbox(&pod).await) {
             (Ok(told), Err(refused)) => {
-                ensure!(refused.code() == tonic::Code::AlreadyExists && refused.message().contains(&told), "{refused}");
+                ensure!(
+                    refused.code() == tonic::Code::AlreadyExists
+                        && refused.message().contains(&told),
+                    "{refused}"
+                );
                 told
             }
             (Err(_), Ok(id)) => id,
-            (first, second) => bail!("killed after {moment} ms: first {first:?}, second {second:?}"),
+            (first, second) => {
+                bail!("killed after {moment} ms: first {first:?}, second {second:?}")
+            }
         };
         assert_eq!(node.shims()?.len(), 1, "killed after {moment} ms");
         assert_eq!(node.cri.sandboxes(None).await?.len(), 1);
@@ -247,21 +339,40 @@ async fn a_lost_database_loses_no_pod() -> Result<()> {
         let mut node = Node::start().await?;
         let pod = node.pod("survivor");
         let sandbox = node.cri.run_sandbox(&pod).await?;
-        node.cri.launch(&sandbox, &pod, &pods::container("c", HELLO, &["/hello", "sleep", "1000"])).await?;
-        let ended = node.cri.launch(&sandbox, &pod, &pods::container("e", HELLO, &["/hello", "exit", "5"])).await?;
+        node.cri
+            .launch(
+                &sandbox,
+                &pod,
+                &pods::container("c", HELLO, &["/hello", "sleep", "1000"]),
+            )
+            .await?;
+        let ended = node
+            .cri
+            .launch(
+                &sandbox,
+                &pod,
+                &pods::container("e", HELLO, &["/hello", "exit", "5"]),
+            )
+            .await?;
         node.cri.exited(&ended).await?;
         let before = picture(&node).await?;
         node.kill9().await?;
-        let database = find(&node.root(), "db").context("no file `db` of the store below the root")?;
+        let database =
+            find(&node.root(), "db").context("no file `db` of the store below the root")?;
         if damage == "removed" {
             fs::remove_dir_all(database.parent().context("its directory")?)?;
         } else {
             let mut bytes = fs::read(&database)?;
             let middle = bytes.len() / 3;
-            bytes[16..middle].iter_mut().step_by(97).for_each(|byte| *byte ^= 0x41);
+            bytes[16..middle]
+                .iter_mut()
+                .step_by(97)
+                .for_each(|byte| *byte ^= 0x41);
             fs::write(&database, bytes)?;
         }
-        node.serve().await.with_context(|| format!("database {damage}"))?;
+        node.serve()
+            .await
+            .with_context(|| format!("database {damage}"))?;
         assert_eq!(picture(&node).await?, before, "database {damage}");
         node.finish().await?;
     }
@@ -286,7 +397,10 @@ fn find(dir: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
 async fn two_daemons_side_by_side_leave_each_other_alone() -> Result<()> {
     let (mut one, two) = (Node::start().await?, Node::start().await?);
     let (a, b) = (one.pod("same"), two.pod("same"));
-    let (one_id, two_id) = (one.cri.run_sandbox(&a).await?, two.cri.run_sandbox(&b).await?);
+    let (one_id, two_id) = (
+        one.cri.run_sandbox(&a).await?,
+        two.cri.run_sandbox(&b).await?,
+    );
     let hello = pods::container("c", HELLO, &[]);
     one.cri.launch(&one_id, &a, &hello).await?;
     two.cri.launch(&two_id, &b, &hello).await?;
@@ -294,15 +408,25 @@ async fn two_daemons_side_by_side_leave_each_other_alone() -> Result<()> {
     let before = picture(&two).await?;
     one.kill9().await?;
     let once = one.reconcile(&["--once"]).await?;
-    assert!([Some(0), Some(10)].contains(&once.status.code()), "{}", e2e::node::shown(&once));
-    assert_eq!(picture(&two).await?, before, "the other's sweep touched this one");
+    assert!(
+        [Some(0), Some(10)].contains(&once.status.code()),
+        "{}",
+        e2e::node::shown(&once)
+    );
+    assert_eq!(
+        picture(&two).await?,
+        before,
+        "the other's sweep touched this one"
+    );
     one.serve().await?;
     one.cri.stop_sandbox(&one_id).await?;
     one.cri.remove_sandbox(&one_id).await?;
     one.finish().await?;
     assert_eq!(picture(&two).await?, before);
     let ip = two.cri.ip(&two_id).await?;
-    tokio::net::TcpStream::connect((ip, 8080)).await.context("the other's pod still answers")?;
+    tokio::net::TcpStream::connect((ip, 8080))
+        .await
+        .context("the other's pod still answers")?;
     two.finish().await
 }
 
@@ -312,8 +436,14 @@ async fn a_second_daemon_on_the_same_root_is_refused() -> Result<()> {
     let second = node.reconcile(&["serve"]).await?;
     assert!(!second.status.success());
     let text = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert!(text.contains(&*node.root().to_string_lossy()), "it names the root: {text}");
+    assert!(
+        text.contains(&*node.root().to_string_lossy()),
+        "it names the root: {text}"
+    );
     node.cri.version().await?;
-    assert!(e2e::node::answers(&node.socket()), "the first one's socket is untouched");
+    assert!(
+        e2e::node::answers(&node.socket()),
+        "the first one's socket is untouched"
+    );
     node.finish().await
 }

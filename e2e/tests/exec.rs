@@ -23,18 +23,41 @@ async fn running(change: impl Fn(&mut ContainerConfig)) -> Result<(Node, String)
 #[tokio::test(flavor = "multi_thread")]
 async fn output_and_exit_code() -> Result<()> {
     let (node, id) = running(|_| {}).await?;
-    let answer = node.cri.exec(&id, &["/bin/sh", "-c", "echo out; echo err >&2; exit 42"], 0).await?;
-    assert_eq!((answer.stdout.as_slice(), answer.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
+    let answer = node
+        .cri
+        .exec(
+            &id,
+            &["/bin/sh", "-c", "echo out; echo err >&2; exit 42"],
+            0,
+        )
+        .await?;
+    assert_eq!(
+        (answer.stdout.as_slice(), answer.stderr.as_slice()),
+        (&b"out\n"[..], &b"err\n"[..])
+    );
     assert_eq!(answer.exit_code, 42);
     let answer = node.cri.exec(&id, &["cat", "/proc/self/cgroup"], 0).await?;
     assert!(!answer.stdout.is_empty(), "PATH is searched");
-    let killed = node.cri.exec(&id, &["/bin/sh", "-c", "kill -9 $$"], 0).await?;
+    let killed = node
+        .cri
+        .exec(&id, &["/bin/sh", "-c", "kill -9 $$"], 0)
+        .await?;
     assert_eq!(killed.exit_code, 137);
-    let mebibyte = node.cri.exec(&id, &["/bin/sh", "-c", "head -c 1048576 /dev/zero"], 0).await?;
+    let mebibyte = node
+        .cri
+        .exec(&id, &["/bin/sh", "-c", "head -c 1048576 /dev/zero"], 0)
+        .await?;
     assert_eq!(mebibyte.stdout.len(), 1 << 20);
-    let huge = node.cri.exec(&id, &["/bin/sh", "-c", "head -c 67108864 /dev/zero"], 20).await;
+    let huge = node
+        .cri
+        .exec(&id, &["/bin/sh", "-c", "head -c 67108864 /dev/zero"], 20)
+        .await;
     match huge {
-        Ok(answer) => assert!(answer.stdout.len() <= 16 << 20, "{} bytes", answer.stdout.len()),
+        Ok(answer) => assert!(
+            answer.stdout.len() <= 16 << 20,
+            "{} bytes",
+            answer.stdout.len()
+        ),
         Err(status) => assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}"),
     }
     node.cri.version().await?;
@@ -44,11 +67,19 @@ async fn output_and_exit_code() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_the_containers_user_with_its_rights_in_its_namespaces() -> Result<()> {
     let (node, id) = running(|config| {
-        let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+        let security = config
+            .linux
+            .get_or_insert_default()
+            .security_context
+            .get_or_insert_default();
         security.run_as_username = "app".into();
         security.no_new_privs = true;
         security.seccomp = Some(SecurityProfile::default());
-        config.envs = vec![KeyValue { key: "OURS".into(), value: "yes".into(), ..Default::default() }];
+        config.envs = vec![KeyValue {
+            key: "OURS".into(),
+            value: "yes".into(),
+            ..Default::default()
+        }];
     })
     .await?;
     let show = "id -u; id -G; echo $OURS; grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status; \
@@ -70,7 +101,10 @@ async fn it_is_the_containers_user_with_its_rights_in_its_namespaces() -> Result
         node.finish().await?;
         running(|_| {}).await?
     };
-    let answer = node.cri.exec(&id, &["/bin/sh", "-c", "ls /proc/self/fd | wc -l"], 0).await?;
+    let answer = node
+        .cri
+        .exec(&id, &["/bin/sh", "-c", "ls /proc/self/fd | wc -l"], 0)
+        .await?;
     let open: usize = String::from_utf8(answer.stdout)?.trim().parse()?;
     assert!(open <= 4, "descriptors leak into the container: {open}");
     node.finish().await
@@ -82,9 +116,17 @@ async fn a_time_out_ends_the_whole_session() -> Result<()> {
     let before = node.processes()?.len();
     let start = Instant::now();
     let script = "trap '' TERM; setsid sleep 4321 & sleep 4321";
-    let late = node.cri.exec(&id, &["/bin/sh", "-c", script], 1).await.expect_err("it takes 4321 s");
+    let late = node
+        .cri
+        .exec(&id, &["/bin/sh", "-c", script], 1)
+        .await
+        .expect_err("it takes 4321 s");
     assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
     e2e::eventually(Duration::from_secs(2), async || {
         let now = node.processes()?;
         anyhow::ensure!(now.len() == before, "the session is not gone: {now:#?}");
@@ -109,9 +151,16 @@ async fn children_left_behind_hold_nothing_up_and_do_not_stay() -> Result<()> {
     let open = descriptors()?;
     for round in 0..20 {
         let start = Instant::now();
-        let answer = node.cri.exec(&id, &["/bin/sh", "-c", "sleep 300 & echo hi"], 2).await?;
+        let answer = node
+            .cri
+            .exec(&id, &["/bin/sh", "-c", "sleep 300 & echo hi"], 2)
+            .await?;
         assert_eq!(answer.stdout, b"hi\n");
-        assert!(start.elapsed() < Duration::from_secs(3), "round {round}: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(3),
+            "round {round}: {:?}",
+            start.elapsed()
+        );
     }
     e2e::eventually(Duration::from_secs(5), async || {
         let now = node.processes()?;
@@ -127,16 +176,31 @@ async fn children_left_behind_hold_nothing_up_and_do_not_stay() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_in_a_running_container_and_only_what_exists() -> Result<()> {
     let (node, id) = running(|_| {}).await?;
-    let unknown = node.cri.exec("feed", &["true"], 0).await.expect_err("unknown");
+    let unknown = node
+        .cri
+        .exec("feed", &["true"], 0)
+        .await
+        .expect_err("unknown");
     assert_eq!(unknown.code(), Code::NotFound);
-    let empty = node.cri.exec(&id, &[], 0).await.expect_err("nothing to run");
+    let empty = node
+        .cri
+        .exec(&id, &[], 0)
+        .await
+        .expect_err("nothing to run");
     assert_eq!(empty.code(), Code::InvalidArgument);
     match node.cri.exec(&id, &["no-such-program"], 0).await {
         Err(status) => assert!(status.message().contains("no-such-program"), "{status:?}"),
-        Ok(answer) => assert!(answer.exit_code == 126 || answer.exit_code == 127, "{answer:?}"),
+        Ok(answer) => assert!(
+            answer.exit_code == 126 || answer.exit_code == 127,
+            "{answer:?}"
+        ),
     }
     node.cri.stop(&id, 0).await?;
-    let ended = node.cri.exec(&id, &["true"], 0).await.expect_err("not running");
+    let ended = node
+        .cri
+        .exec(&id, &["true"], 0)
+        .await
+        .expect_err("not running");
     assert_eq!(ended.code(), Code::FailedPrecondition);
     node.finish().await
 }

@@ -10,7 +10,12 @@ use e2e::v1::*;
 use tonic::Code;
 
 /// Runs `script` in a container that `change` prepared; answers what it printed and its exit code.
-async fn run(node: &Node, name: &str, script: &str, change: impl Fn(&mut ContainerConfig)) -> Result<(Vec<String>, i32)> {
+async fn run(
+    node: &Node,
+    name: &str,
+    script: &str,
+    change: impl Fn(&mut ContainerConfig),
+) -> Result<(Vec<String>, i32)> {
     let pod = pods::host_network(node.pod(name));
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let mut config = shell("c", script);
@@ -21,12 +26,20 @@ async fn run(node: &Node, name: &str, script: &str, change: impl Fn(&mut Contain
 }
 
 fn security(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityContext {
-    config.linux.get_or_insert_default().security_context.get_or_insert_default()
+    config
+        .linux
+        .get_or_insert_default()
+        .security_context
+        .get_or_insert_default()
 }
 
 /// `Name: value` lines of /proc/self/status.
 fn fields(lines: &[String]) -> BTreeMap<&str, &str> {
-    lines.iter().filter_map(|line| line.split_once(':')).map(|(key, value)| (key, value.trim())).collect()
+    lines
+        .iter()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(key, value)| (key, value.trim()))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,17 +48,42 @@ async fn environment_arguments_and_directory() -> Result<()> {
     node.busybox().await?;
     let (lines, _) = run(&node, "env", "env; pwd", |config| {
         config.envs = vec![
-            KeyValue { key: "A".into(), value: "first".into(), ..Default::default() },
-            KeyValue { key: "A".into(), value: "last".into(), ..Default::default() },
-            KeyValue { key: "FROM_IMAGE".into(), value: "overridden".into(), ..Default::default() },
+            KeyValue {
+                key: "A".into(),
+                value: "first".into(),
+                ..Default::default()
+            },
+            KeyValue {
+                key: "A".into(),
+                value: "last".into(),
+                ..Default::default()
+            },
+            KeyValue {
+                key: "FROM_IMAGE".into(),
+                value: "overridden".into(),
+                ..Default::default()
+            },
         ];
         config.working_dir = "/made/when/missing".into();
     })
     .await?;
-    for line in ["A=last", "FROM_IMAGE=overridden", "HOME=/root", "/made/when/missing"] {
-        assert!(lines.iter().any(|found| found == line), "{line} in {lines:#?}");
+    for line in [
+        "A=last",
+        "FROM_IMAGE=overridden",
+        "HOME=/root",
+        "/made/when/missing",
+    ] {
+        assert!(
+            lines.iter().any(|found| found == line),
+            "{line} in {lines:#?}"
+        );
     }
-    assert!(lines.iter().any(|line| line.starts_with("PATH=") && line.contains("/bin")), "{lines:#?}");
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.starts_with("PATH=") && line.contains("/bin")),
+        "{lines:#?}"
+    );
     let (lines, _) = run(&node, "args", "", |config| {
         config.command = vec!["/bin/echo".into()];
         config.args = vec!["two words".into(), "$HOME".into()];
@@ -61,13 +99,19 @@ async fn users_and_groups() -> Result<()> {
     node.busybox().await?;
     let id = "id -u; id -g; id -G";
     let by_name = |config: &mut ContainerConfig| security(config).run_as_username = "app".into();
-    assert_eq!(run(&node, "name", id, by_name).await?.0, ["1001", "1001", "1001 2002"]);
+    assert_eq!(
+        run(&node, "name", id, by_name).await?.0,
+        ["1001", "1001", "1001 2002"]
+    );
     let strict = |config: &mut ContainerConfig| {
         security(config).run_as_user = Some(Int64Value { value: 1001 });
         security(config).supplemental_groups = vec![3003];
         security(config).supplemental_groups_policy = SupplementalGroupsPolicy::Strict.into();
     };
-    assert_eq!(run(&node, "strict", id, strict).await?.0, ["1001", "1001", "1001 3003"]);
+    assert_eq!(
+        run(&node, "strict", id, strict).await?.0,
+        ["1001", "1001", "1001 3003"]
+    );
     let both = |config: &mut ContainerConfig| {
         security(config).run_as_user = Some(Int64Value { value: 7 });
         security(config).run_as_group = Some(Int64Value { value: 8 });
@@ -78,14 +122,28 @@ async fn users_and_groups() -> Result<()> {
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let mut group_only = shell("c", "id");
     security(&mut group_only).run_as_group = Some(Int64Value { value: 8 });
-    let refused = node.cri.create(&sandbox, &pod, &group_only).await.expect_err("a group without a user");
+    let refused = node
+        .cri
+        .create(&sandbox, &pod, &group_only)
+        .await
+        .expect_err("a group without a user");
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(refused.message().contains("run_as_group"), "{refused:?}");
     let mut nobody = shell("c", "id");
     security(&mut nobody).run_as_username = "stranger".into();
-    let refused = node.cri.create(&sandbox, &pod, &nobody).await.expect_err("no such user in the image");
+    let refused = node
+        .cri
+        .create(&sandbox, &pod, &nobody)
+        .await
+        .expect_err("no such user in the image");
     assert!(refused.message().contains("stranger"), "{refused:?}");
-    assert!(node.cri.containers(None).await?.iter().all(|container| container.pod_sandbox_id != sandbox));
+    assert!(
+        node.cri
+            .containers(None)
+            .await?
+            .iter()
+            .all(|container| container.pod_sandbox_id != sandbox)
+    );
     node.finish().await
 }
 
@@ -96,20 +154,29 @@ async fn capabilities_seccomp_and_no_new_privileges() -> Result<()> {
     let node = Node::start().await?;
     node.busybox().await?;
     let status = "cat /proc/self/status";
-    let hex = |fields: &BTreeMap<&str, &str>, key: &str| u64::from_str_radix(fields.get(key).unwrap_or(&"z"), 16);
+    let hex = |fields: &BTreeMap<&str, &str>, key: &str| {
+        u64::from_str_radix(fields.get(key).unwrap_or(&"z"), 16)
+    };
     let (lines, _) = run(&node, "plain", status, |_| {}).await?;
     let found = fields(&lines);
     for key in ["CapEff", "CapPrm", "CapBnd"] {
         assert_eq!(hex(&found, key)?, DEFAULT_CAPABILITIES, "{key}");
     }
     assert_eq!((hex(&found, "CapInh")?, hex(&found, "CapAmb")?), (0, 0));
-    assert_eq!((found["Seccomp"], found["NoNewPrivs"]), ("0", "0"), "absent means unconfined");
+    assert_eq!(
+        (found["Seccomp"], found["NoNewPrivs"]),
+        ("0", "0"),
+        "absent means unconfined"
+    );
 
     let (lines, _) = run(&node, "tight", status, |config| {
         let security = security(config);
         let drop = vec!["ALL".into()];
-        security.capabilities =
-            Some(Capability { add_capabilities: vec!["NET_ADMIN".into()], drop_capabilities: drop, ..Default::default() });
+        security.capabilities = Some(Capability {
+            add_capabilities: vec!["NET_ADMIN".into()],
+            drop_capabilities: drop,
+            ..Default::default()
+        });
         security.no_new_privs = true;
         security.seccomp = Some(SecurityProfile::default());
     })
@@ -118,9 +185,13 @@ async fn capabilities_seccomp_and_no_new_privileges() -> Result<()> {
     assert_eq!(hex(&found, "CapEff")?, 1 << 12, "only NET_ADMIN");
     assert_eq!((found["Seccomp"], found["NoNewPrivs"]), ("2", "1"));
 
-    let profile = |config: &mut ContainerConfig| security(config).seccomp = Some(SecurityProfile::default());
+    let profile =
+        |config: &mut ContainerConfig| security(config).seccomp = Some(SecurityProfile::default());
     let (lines, code) = run(&node, "denied", "unshare -U true", profile).await?;
-    assert_ne!(code, 0, "RuntimeDefault denies a new user namespace: {lines:?}");
+    assert_ne!(
+        code, 0,
+        "RuntimeDefault denies a new user namespace: {lines:?}"
+    );
     let (lines, code) = run(&node, "allowed", "unshare -U true", |_| {}).await?;
     assert_eq!(code, 0, "unconfined allows it: {lines:?}");
     node.finish().await
@@ -151,13 +222,37 @@ async fn mounts_masks_and_a_read_only_root() -> Result<()> {
                   echo x > /root-written || echo root-refused; ls /sys/firmware | wc -l; \
                   echo 1 > /proc/sys/kernel/panic || echo sys-refused; wc -c < /proc/kcore; echo x > /dev/null && echo null-ok";
     let (lines, _) = run(&node, "mounts", script, mounts).await?;
-    let texts: Vec<_> = lines.iter().filter(|line| !line.starts_with("/bin/sh") && !line.starts_with("sh:")).collect();
-    assert_eq!(texts, ["rw-ok", "ro-refused", "kept", "root-refused", "0", "sys-refused", "0", "null-ok"]);
+    let texts: Vec<_> = lines
+        .iter()
+        .filter(|line| !line.starts_with("/bin/sh") && !line.starts_with("sh:"))
+        .collect();
+    assert_eq!(
+        texts,
+        [
+            "rw-ok",
+            "ro-refused",
+            "kept",
+            "root-refused",
+            "0",
+            "sys-refused",
+            "0",
+            "null-ok"
+        ]
+    );
     assert_eq!(fs::read_to_string(rw.join("written"))?, "x\n");
     assert!(!ro.join("written").exists());
-    let container = node.cri.containers(None).await?.pop().context("the container")?;
+    let container = node
+        .cri
+        .containers(None)
+        .await?
+        .pop()
+        .context("the container")?;
     let seen = node.cri.container(&container.id).await?.mounts;
-    assert!(seen.iter().any(|mount| mount.container_path == "/ro" && mount.readonly), "{seen:?}");
+    assert!(
+        seen.iter()
+            .any(|mount| mount.container_path == "/ro" && mount.readonly),
+        "{seen:?}"
+    );
     node.finish().await
 }
 
@@ -175,16 +270,25 @@ async fn an_images_symlinks_lead_nowhere_outside() -> Result<()> {
     node.import(image.oci()).await?;
     let shared = node.path("shared");
     fs::create_dir_all(&shared)?;
-    let (_, _) = run(&node, "trap", "echo inside > /trap/deep/here; pwd", |config| {
-        config.working_dir = "/trap/cwd".into();
-        config.mounts = vec![Mount {
-            host_path: shared.display().to_string(),
-            container_path: "/trap/deep".into(),
-            ..Default::default()
-        }];
-    })
+    let (_, _) = run(
+        &node,
+        "trap",
+        "echo inside > /trap/deep/here; pwd",
+        |config| {
+            config.working_dir = "/trap/cwd".into();
+            config.mounts = vec![Mount {
+                host_path: shared.display().to_string(),
+                container_path: "/trap/deep".into(),
+                ..Default::default()
+            }];
+        },
+    )
     .await?;
-    assert_eq!(fs::read_dir(&outside)?.count(), 0, "made on the host through a symlink of the image");
+    assert_eq!(
+        fs::read_dir(&outside)?.count(),
+        0,
+        "made on the host through a symlink of the image"
+    );
     assert_eq!(fs::read_to_string(shared.join("here"))?, "inside\n");
     node.finish().await
 }
