@@ -78,7 +78,6 @@ async fn it_is_the_containers_user_with_its_rights_in_its_namespaces() -> Result
         config.envs = vec![KeyValue {
             key: "OURS".into(),
             value: "yes".into(),
-            ..Default::default()
         }];
     })
     .await?;

@@ -51,17 +51,14 @@ async fn environment_arguments_and_directory() -> Result<()> {
             KeyValue {
                 key: "A".into(),
                 value: "first".into(),
-                ..Default::default()
             },
             KeyValue {
                 key: "A".into(),
                 value: "last".into(),
-                ..Default::default()
             },
             KeyValue {
                 key: "FROM_IMAGE".into(),
                 value: "overridden".into(),
-                ..Default::default()
             },
         ];
         config.working_dir = "/made/when/missing".into();
