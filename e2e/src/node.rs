@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -49,6 +50,8 @@ pub struct Node {
     dir: TempDir,
     options: Options,
     daemon: Option<Child>,
+    /// Kept once known: `reset` takes the file away, and the census comes after.
+    instance: OnceLock<String>,
     finished: bool,
     pub cri: Cri,
 }
@@ -76,6 +79,7 @@ impl Node {
             dir,
             options,
             daemon: None,
+            instance: OnceLock::new(),
             finished: false,
             cri,
         })
@@ -106,8 +110,15 @@ impl Node {
 
     /// The instance's name as it stands in everything global: the first eight digits of the root's id.
     pub fn instance(&self) -> String {
+        if let Some(known) = self.instance.get() {
+            return known.clone();
+        }
         let id = fs::read_to_string(self.root().join("id")).unwrap_or_default();
-        id.trim().chars().take(8).collect()
+        let name: String = id.trim().chars().take(8).collect();
+        if name.len() == 8 {
+            let _ = self.instance.set(name.clone());
+        }
+        name
     }
 
     /// The mark by which this node's things are known.
@@ -350,6 +361,7 @@ impl Node {
             "containers outlived their sandboxes: {left:#?}"
         );
         self.no_pods().await?;
+        self.instance();
         self.stop().await?;
         let once = self.reconcile(&["--once", "--dry-run"]).await?;
         ensure!(
@@ -398,7 +410,11 @@ impl Drop for Node {
             );
             tail.iter().rev().for_each(|line| eprintln!("{line}"));
         }
-        if let Err(error) = scrub::scrub(&self.mark()) {
+        let mark = Mark {
+            dirs: vec![self.dir.path().into()],
+            ..self.mark()
+        };
+        if let Err(error) = scrub::scrub(&mark) {
             eprintln!("cleaning up after a test: {error:#}");
         }
         if std::env::var_os("E2E_KEEP").is_some() && !self.finished {
