@@ -33,8 +33,9 @@ pub fn sandbox(name: &str, logs: &Path) -> PodSandboxConfig {
     }
 }
 
-/// The same on the host's network.
+/// The same on the host's network; the hostname is then the host's.
 pub fn host_network(mut config: PodSandboxConfig) -> PodSandboxConfig {
+    config.hostname.clear();
     let linux = config.linux.get_or_insert_default();
     let options = linux
         .security_context
