@@ -1,1 +1,16 @@
-pub mod runtime { pub mod v1 { tonic::include_proto!("runtime.v1"); } }
+//! CRI.
+
+pub mod records {
+    //! Records service, generated.
+    #[allow(clippy::all, missing_docs)]
+    pub mod v1 {
+        tonic::include_proto!("reconcile.records.v1");
+    }
+}
+pub mod runtime {
+    //! CRI.
+    #[allow(clippy::all, missing_docs)]
+    pub mod v1 {
+        tonic::include_proto!("runtime.v1");
+    }
+}

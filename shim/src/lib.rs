@@ -1,1 +1,43 @@
-//! Placeholder.
+//! The shim: the process that owns a pod's containers, their output and their run records.
+//!
+//! This library is the half that the daemon uses: starting a shim, talking to it (feature `client`), and the run
+//! record, which both sides read. The binary `reconcile-shim` is the other half. Neither knows the daemon's records,
+//! images, networks or mounts, and neither decides anything: what to run and when to stop is the caller's.
+//!
+//! ```text
+//!  daemon ── ttrpc frames over DIR/sock ──> shim (one per pod, child of init, one thread)
+//!    │                                       ├── pause            holds or is init of the pod's pid namespace
+//!    │  inotify                              ├── container ... stdout, stderr FIFOs ──> CRI log
+//!    └──── run record <── start, stop, end ──┘     └── exec       dies with its connection
+//! ```
+//!
+//! Files: `DIR/sock`, `DIR/lock` (held while a shim lives), `DIR/shim.log`, and per process `DIR/ID.task` (what a shim
+//! must know to take the process over). DIR is on tmpfs; run records are where the caller says, on a durable disk.
+
+pub mod api;
+#[cfg(feature = "client")]
+mod client;
+mod error;
+pub mod frame;
+pub mod record;
+mod spawn;
+
+#[cfg(feature = "client")]
+pub use client::Client;
+pub use error::{Code, Error, Result};
+pub use spawn::{Identity, spawn};
+
+/// The protocol's service name.
+pub const SERVICE: &str = "shim.v1.Shim";
+/// Socket in a shim's directory. Reach it through the directory's descriptor: paths end at 108 bytes.
+pub const SOCKET: &str = "sock";
+/// Lock file in a shim's directory, held with `flock` while the shim lives.
+pub const LOCK: &str = "lock";
+/// What the shim has to say, bounded.
+pub const LOG: &str = "shim.log";
+/// Exit code of `serve` when a shim already serves the directory.
+pub const EXIT_ALREADY_SERVED: i32 = 3;
+/// Id of the pause process in every call that takes an id.
+pub const PAUSE: &str = "pause";
+/// Most bytes that one exec returns: 16 MiB, the CRI client's message limit, less room for the envelope.
+pub const EXEC_OUTPUT_LIMIT: u64 = (16 << 20) - (64 << 10);

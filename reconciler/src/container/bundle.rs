@@ -1,0 +1,218 @@
+//! Stage `bundle`: the OCI configuration, the seccomp filter and the writable layer's directories.
+//!
+//! Made once and never compared by its text, so that an upgrade changes nothing that runs.
+
+use std::path::{Path, PathBuf};
+
+use oci_spec::runtime::Spec;
+use serde::Deserialize;
+use state::container::{ContainerKind, ContainerStatus, ContainerUser};
+use state::sandbox::Profile;
+use state::{Container, PodSandbox};
+
+use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
+use super::{Stand, cgroup_path, dir, seccomp};
+use crate::engine::Context;
+use crate::engine::record::{read, replace, unlink};
+use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::error::{Error, Result};
+use crate::sandbox;
+use crate::world::Paths;
+use crate::world::linux::passwd::{self, UserRequest};
+use crate::world::linux::{mounts, netns};
+use crate::world::paths::make_dir;
+
+pub struct Bundle;
+
+/// Key under which the effective stop signal stands among the annotations (OCI image-spec's name for it).
+const STOP_SIGNAL: &str = "org.opencontainers.image.stopSignal";
+
+pub fn path(paths: &Paths, object: &Container) -> PathBuf {
+    dir(paths, object).join("bundle")
+}
+
+/// What of `config.json` the daemon needs again.
+#[derive(Deserialize)]
+pub struct Have {
+    process: Process,
+    #[serde(default)]
+    annotations: std::collections::BTreeMap<String, String>,
+    #[serde(skip)]
+    path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Process {
+    user: User,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct User {
+    uid: u32,
+    gid: u32,
+    #[serde(default)]
+    additional_gids: Vec<u32>,
+}
+
+impl Have {
+    /// `None` before the stage has run.
+    pub fn read(paths: &Paths, object: &Container) -> Result<Option<Have>> {
+        let path = path(paths, object).join("config.json");
+        let Some(text) = read(&path)? else { return Ok(None) };
+        let have = serde_json::from_slice::<Have>(&text).map_err(std::io::Error::other);
+        let have = have.map_err(Error::io("read", &path))?;
+        Ok(Some(Have { path, ..have }))
+    }
+
+    /// Effective stop signal, e.g. `SIGTERM`.
+    pub fn stop_signal(&self) -> &str {
+        self.annotations.get(STOP_SIGNAL).map_or("SIGTERM", String::as_str)
+    }
+}
+
+impl Stage<ContainerKind> for Bundle {
+    type Have = Option<Have>;
+    const NAME: &'static str = "bundle";
+
+    async fn observe(cx: &Context, object: &Container) -> Result<Option<Have>> {
+        Have::read(&cx.world.paths, object)
+    }
+
+    fn diff(_: &Container, have: &Option<Have>) -> Step {
+        match have {
+            Some(_) => Step::Keep,
+            None => Step::Make(Why::new("Absent", "")),
+        }
+    }
+
+    fn present(have: &Option<Have>) -> bool {
+        have.is_some()
+    }
+
+    fn report(have: &Option<Have>, status: &mut ContainerStatus) {
+        let Some(have) = have else { return };
+        let user = &have.process.user;
+        let mut groups = user.additional_gids.clone();
+        groups.push(user.gid);
+        groups.sort_unstable();
+        groups.dedup();
+        status.user = Some(ContainerUser { uid: user.uid, gid: user.gid, groups });
+        status.stop_signal = have.stop_signal().to_owned();
+        status.bundle = have.path.display().to_string();
+    }
+
+    async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
+        let sandbox = sandbox::of(cx, object)?;
+        let stand = Stand::of(cx, object)?;
+        let host = cx.world.host.get()?;
+        let (spec, filter) = configure(cx, &sandbox, object, &stand, &host).await?;
+        let dir = path(&cx.world.paths, object);
+        make_dir(&dir)?;
+        for name in ["upper", "work"] {
+            make_layer_dir(&super::dir(&cx.world.paths, object).join(name))?;
+        }
+        match filter {
+            Some(filter) => replace(&dir.join("seccomp.bpf"), &filter)?,
+            None => unlink(&dir.join("seccomp.bpf"))?,
+        }
+        // Last: it says that the bundle is whole.
+        let text = serde_json::to_vec(&spec).map_err(std::io::Error::other);
+        replace(&dir.join("config.json"), &text.map_err(Error::io("write", &dir))?)?;
+        cx.world.runs.add(&super::dir(&cx.world.paths, object))
+    }
+
+    async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
+        unlink(&path(&cx.world.paths, object).join("config.json"))?;
+        Ok(Undone::Done)
+    }
+}
+
+/// The root of the writable layer is the container's `/`: its mode must let every user in.
+fn make_layer_dir(path: &Path) -> Result<()> {
+    make_dir(path)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(path, mode).map_err(Error::io("set mode of", path))
+}
+
+async fn configure(
+    cx: &Context,
+    sandbox: &PodSandbox,
+    object: &Container,
+    stand: &Stand,
+    host: &HostFacts,
+) -> Result<(Spec, Option<Vec<u8>>)> {
+    let paths = &cx.world.paths;
+    let user = look_up_user(cx, object, stand).await?;
+    let pins = sandbox::pins(paths, sandbox);
+    let files = sandbox::files(paths, sandbox);
+    let path_of = |path: Option<PathBuf>| path.filter(|p| netns::observe(p).is_ok());
+    let stop_signal = spec::signal::effective(&object.spec.stop_signal, &stand.config.stop_signal).map_err(refused)?;
+    let input = Input {
+        sandbox,
+        container: object,
+        image: &stand.config,
+        image_ref: &object.spec.image.requested,
+        user: &user,
+        rootfs: paths.rootfs(sandbox.uid(), object.uid()),
+        cgroup_path: cgroup_path(cx, sandbox, object),
+        netns: path_of(pins.net),
+        ipc: path_of(pins.ipc),
+        uts: path_of(pins.uts),
+        userns: None,
+        files: SandboxFiles {
+            hostname: files.hostname,
+            hosts: files.hosts,
+            resolv_conf: files.resolv_conf,
+            shm: files.shm,
+        },
+        mounts: spec::resolve_mounts(&object.spec.mounts, host).map_err(refused)?,
+        devices: spec::resolve_devices(&object.spec.devices).map_err(refused)?,
+        volumes: std::collections::BTreeMap::new(),
+        annotations: [(STOP_SIGNAL.to_owned(), stop_signal)].into(),
+        handler: spec::Handler::default(),
+        host,
+    };
+    let spec = spec::build(&input).map_err(refused)?;
+    let filter = filter(&object.spec.security, &spec)?;
+    Ok((spec, filter))
+}
+
+async fn look_up_user(cx: &Context, object: &Container, stand: &Stand) -> Result<spec::ResolvedUser> {
+    let security = &object.spec.security;
+    let request = UserRequest {
+        run_as_username: security.run_as_username.clone(),
+        run_as_user: security.run_as_user,
+        run_as_group: security.run_as_group,
+        image_user: stand.config.user.clone(),
+        supplemental_groups: security.supplemental_groups.clone(),
+        groups_policy: security.groups_policy,
+    };
+    let lower = cx.world.images.lower(&stand.chain_ids)?;
+    let image = object.spec.image.requested.clone();
+    let found = tokio::task::spawn_blocking(move || {
+        let root = mounts::detached(&lower)?;
+        passwd::lookup(std::os::fd::AsFd::as_fd(&root), &request)
+    });
+    let found = found.await.map_err(|source| Error::Task { op: "look up user", source })?;
+    let user = found.map_err(|e| crate::world::linux::images::failed(&image)(e))?;
+    Ok(spec::ResolvedUser { uid: user.uid, gid: user.gid, groups: user.groups, home: user.home.unwrap_or_default() })
+}
+
+/// The compiled filter; privileged containers have none whatever is asked.
+fn filter(security: &state::container::ContainerSecurity, spec: &Spec) -> Result<Option<Vec<u8>>> {
+    if security.privileged {
+        return Ok(None);
+    }
+    match &security.seccomp {
+        None | Some(Profile::Unconfined) => Ok(None),
+        Some(profile) => seccomp::filter(profile, spec).map(Some).map_err(|e| Error::Refused(e.to_string())),
+    }
+}
+
+fn refused(e: SpecError) -> Error {
+    match e {
+        SpecError::Host { doing, path, source } => Error::Io { op: doing, path, source },
+        e => Error::Refused(e.to_string()),
+    }
+}

@@ -1,0 +1,99 @@
+//! Stage `image`: which layers and which configuration the container stands on, written down once, so that removing
+//! or moving the image's names changes nothing for it.
+
+use serde::{Deserialize, Serialize};
+use state::container::ContainerKind;
+use state::image::{ImageConfig, ImageKind, ImagePhase};
+use state::{Container, Image as ImageObject};
+
+use super::dir;
+use crate::engine::Context;
+use crate::engine::record::{read, replace, unlink};
+use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::error::{Error, Result};
+use crate::world::Paths;
+
+pub struct Image;
+
+/// The receipt `image.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stand {
+    pub id: String,
+    pub manifest_digest: String,
+    /// Bottom first.
+    pub chain_ids: Vec<String>,
+    pub config: ImageConfig,
+}
+
+impl Stand {
+    fn path(paths: &Paths, object: &Container) -> std::path::PathBuf {
+        dir(paths, object).join("image.json")
+    }
+
+    /// `None` before the stage has run.
+    pub fn read(paths: &Paths, object: &Container) -> Result<Option<Stand>> {
+        let path = Stand::path(paths, object);
+        let Some(text) = read(&path)? else { return Ok(None) };
+        let stand = serde_json::from_slice(&text).map_err(|e| std::io::Error::other(e.to_string()));
+        stand.map(Some).map_err(Error::io("read", path))
+    }
+
+    /// The receipt, for a stage above this one.
+    pub fn of(cx: &Context, object: &Container) -> Result<Stand> {
+        Stand::read(&cx.world.paths, object)?.ok_or_else(|| Error::Pending("the image is not known yet".to_owned()))
+    }
+}
+
+/// A ready image with this id (config digest).
+pub fn by_id(cx: &Context, id: &str) -> Option<std::sync::Arc<ImageObject>> {
+    let images = cx.store.list::<ImageKind>();
+    images.into_iter().find(|i| i.status.id == id && i.status.phase == ImagePhase::Ready)
+}
+
+pub struct Have {
+    receipt: bool,
+    ready: bool,
+}
+
+impl Stage<ContainerKind> for Image {
+    type Have = Have;
+    const NAME: &'static str = "image";
+
+    async fn observe(cx: &Context, object: &Container) -> Result<Have> {
+        let receipt = Stand::read(&cx.world.paths, object)?.is_some();
+        let ready = receipt || by_id(cx, &object.spec.image.id).is_some();
+        Ok(Have { receipt, ready })
+    }
+
+    fn diff(object: &Container, have: &Have) -> Step {
+        match (have.receipt, have.ready) {
+            (true, _) => Step::Keep,
+            (false, true) => Step::Make(Why::new("Absent", "")),
+            (false, false) => {
+                Step::Wait(Why::new("ImageNotReady", format!("image {} is not here", object.spec.image.requested)))
+            }
+        }
+    }
+
+    fn present(have: &Have) -> bool {
+        have.receipt
+    }
+
+    async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
+        let Some(image) = by_id(cx, &object.spec.image.id) else { return Ok(()) };
+        let stand = Stand {
+            id: image.status.id.clone(),
+            manifest_digest: image.status.manifest_digest.clone(),
+            chain_ids: image.status.chain_ids.clone(),
+            config: image.status.config.clone(),
+        };
+        let text = serde_json::to_vec(&stand).unwrap_or_default();
+        replace(&Stand::path(&cx.world.paths, object), &text)
+    }
+
+    async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
+        unlink(&Stand::path(&cx.world.paths, object))?;
+        Ok(Undone::Done)
+    }
+}

@@ -1,0 +1,210 @@
+//! Stage `limits`: a running container's cgroup says what its record says (CRI UpdateContainerResources).
+
+use std::fs;
+use std::io;
+
+use state::Container;
+use state::container::{ContainerKind, Resources};
+
+use super::cgroup_path;
+use crate::engine::Context;
+use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::error::{Error, Result};
+use crate::sandbox;
+use crate::world::linux::cgroup::Cgroups;
+
+pub struct Limits;
+
+/// One cgroup file and what it shall hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// v1 controller; ignored on v2.
+    pub controller: &'static str,
+    pub file: String,
+    pub value: String,
+}
+
+fn limit(controller: &'static str, file: impl Into<String>, value: impl ToString) -> Limit {
+    Limit { controller, file: file.into(), value: value.to_string() }
+}
+
+/// What the record's resources are in cgroup files (contract: CRI, OCI and cgroup v2 names of the same limits).
+pub fn wanted(r: &Resources, v2: bool) -> Vec<Limit> {
+    if v2 { wanted_v2(r) } else { wanted_v1(r) }
+}
+
+fn wanted_v1(r: &Resources) -> Vec<Limit> {
+    let mut limits = Vec::new();
+    if r.cpu_shares != 0 {
+        limits.push(limit("cpu", "cpu.shares", r.cpu_shares));
+    }
+    if r.cpu_period != 0 {
+        limits.push(limit("cpu", "cpu.cfs_period_us", r.cpu_period));
+    }
+    if r.cpu_quota != 0 {
+        limits.push(limit("cpu", "cpu.cfs_quota_us", r.cpu_quota));
+    }
+    if r.memory_limit != 0 {
+        limits.push(limit("memory", "memory.limit_in_bytes", r.memory_limit));
+    }
+    let swap = if r.memory_swap_limit == 0 { r.memory_limit } else { r.memory_swap_limit };
+    if swap != 0 {
+        limits.push(limit("memory", "memory.memsw.limit_in_bytes", swap));
+    }
+    if !r.cpuset_cpus.is_empty() {
+        limits.push(limit("cpuset", "cpuset.cpus", &r.cpuset_cpus));
+    }
+    if !r.cpuset_mems.is_empty() {
+        limits.push(limit("cpuset", "cpuset.mems", &r.cpuset_mems));
+    }
+    limits
+}
+
+fn wanted_v2(r: &Resources) -> Vec<Limit> {
+    let mut limits = Vec::new();
+    if r.cpu_shares != 0 {
+        limits.push(limit("", "cpu.weight", weight(r.cpu_shares)));
+    }
+    if r.cpu_quota != 0 || r.cpu_period != 0 {
+        let quota = if r.cpu_quota > 0 { r.cpu_quota.to_string() } else { "max".to_owned() };
+        let period = if r.cpu_period == 0 { 100_000 } else { r.cpu_period };
+        limits.push(limit("", "cpu.max", format!("{quota} {period}")));
+    }
+    let max = |n: i64| if n < 0 { "max".to_owned() } else { n.to_string() };
+    if r.memory_limit != 0 {
+        limits.push(limit("", "memory.max", max(r.memory_limit)));
+    }
+    match (r.memory_limit, r.memory_swap_limit) {
+        (_, -1) => limits.push(limit("", "memory.swap.max", "max")),
+        (memory, 0) if memory > 0 => limits.push(limit("", "memory.swap.max", 0)),
+        (memory, swap) if swap > 0 && swap >= memory => limits.push(limit("", "memory.swap.max", swap - memory.max(0))),
+        _ => {}
+    }
+    if !r.cpuset_cpus.is_empty() {
+        limits.push(limit("", "cpuset.cpus", &r.cpuset_cpus));
+    }
+    if !r.cpuset_mems.is_empty() {
+        limits.push(limit("", "cpuset.mems", &r.cpuset_mems));
+    }
+    limits.retain(|l| !r.unified.contains_key(&l.file));
+    limits.extend(r.unified.iter().map(|(file, value)| limit("", file, value)));
+    limits
+}
+
+/// cpu.shares (2…262144) to cpu.weight (1…10000) by the quadratic formula that maps 1024 to 100.
+fn weight(shares: i64) -> u64 {
+    match shares {
+        ..=2 => 1,
+        262_144.. => 10_000,
+        shares => {
+            let l = (shares as f64).log2();
+            let exponent = (l * l + 125.0 * l) / 612.0 - 7.0 / 34.0;
+            10f64.powf(exponent).ceil() as u64
+        }
+    }
+}
+
+/// Which limits do not hold.
+pub struct Have {
+    differing: Vec<Limit>,
+}
+
+impl Stage<ContainerKind> for Limits {
+    type Have = Have;
+    const NAME: &'static str = "limits";
+
+    async fn observe(cx: &Context, object: &Container) -> Result<Have> {
+        let cgroups = &cx.world.cgroups;
+        let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
+        let mut differing = wanted(&object.spec.resources, cgroups.v2);
+        differing.retain(|limit| !holds(cgroups, &path, limit));
+        Ok(Have { differing })
+    }
+
+    fn diff(_: &Container, have: &Have) -> Step {
+        match have.differing.first() {
+            None => Step::Keep,
+            Some(limit) => Step::Change(Why::new("LimitDiffers", format!("{} is not {}", limit.file, limit.value))),
+        }
+    }
+
+    fn present(_: &Have) -> bool {
+        false
+    }
+
+    async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
+        let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
+        let differing = Self::observe(cx, object).await?.differing;
+        // Memory alone and memory with swap bound each other: what is refused in one order is taken in the other.
+        let failed: Vec<Limit> = differing.into_iter().rev().filter(|l| set(cx, &path, l).is_err()).collect();
+        for limit in failed.iter().rev() {
+            set(cx, &path, limit).map_err(|e| Error::Refused(format!("{}: {e}", limit.file)))?;
+        }
+        Ok(())
+    }
+
+    async fn undo(_: &Context, _: &Container) -> Result<Undone> {
+        Ok(Undone::Done)
+    }
+}
+
+fn file(cgroups: &Cgroups, path: &str, limit: &Limit) -> io::Result<std::path::PathBuf> {
+    let dir = cgroups.dir(limit.controller, path);
+    let dir = dir.ok_or_else(|| io::Error::other(format!("controller {} is not mounted", limit.controller)))?;
+    if limit.file.contains('/') {
+        return Err(io::Error::other("a file name must not hold a slash"));
+    }
+    Ok(dir.join(&limit.file))
+}
+
+fn set(cx: &Context, path: &str, limit: &Limit) -> io::Result<()> {
+    fs::write(file(&cx.world.cgroups, path, limit)?, &limit.value)
+}
+
+fn holds(cgroups: &Cgroups, path: &str, limit: &Limit) -> bool {
+    let Ok(file) = file(cgroups, path, limit) else { return false };
+    match fs::read_to_string(&file) {
+        Ok(text) => same(text.trim(), &limit.value),
+        // Swap accounting may be off; then the limit on memory is all there is.
+        Err(_) => limit.file.starts_with("memory.memsw") || limit.file == "memory.swap.max",
+    }
+}
+
+/// Equal, but for the kernel's rounding of bytes to pages and its spelling of "no limit".
+fn same(have: &str, want: &str) -> bool {
+    const PAGE: u64 = 4096;
+    match (have.parse::<u64>(), want.parse::<i64>()) {
+        _ if have == want => true,
+        (Ok(have), Ok(-1)) => have >= i64::MAX as u64 / PAGE * PAGE,
+        (Ok(have), Ok(want)) => want.unsigned_abs() / PAGE * PAGE == have && have > 0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_follow_the_quadratic_formula() {
+        assert_eq!([2, 1024, 262_144].map(weight), [1, 100, 10_000]);
+    }
+
+    #[test]
+    fn swap_is_memory_plus_swap_in_the_record_and_swap_alone_in_v2() {
+        let r = Resources { memory_limit: 100 << 20, memory_swap_limit: 150 << 20, ..Resources::default() };
+        assert!(wanted(&r, true).contains(&limit("", "memory.swap.max", 50 << 20)));
+        assert!(wanted(&r, false).contains(&limit("memory", "memory.memsw.limit_in_bytes", 150 << 20)));
+        let r = Resources { memory_limit: 100 << 20, ..Resources::default() };
+        assert!(wanted(&r, true).contains(&limit("", "memory.swap.max", 0)));
+    }
+
+    #[test]
+    fn the_kernel_rounds_to_pages() {
+        assert!(same("4096", "5000"));
+        assert!(!same("4096", "9000"));
+        assert!(same("9223372036854771712", "-1"));
+        assert!(!same("100", "200"));
+        assert!(same("20000 100000", "20000 100000"));
+    }
+}

@@ -1,0 +1,66 @@
+//! Stage `rootfs`: the overlay of the image's layers and the container's writable one.
+
+use state::Container;
+use state::container::ContainerKind;
+
+use super::{Stand, dir};
+use crate::engine::Context;
+use crate::engine::record::unlink;
+use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::error::{Error, Result};
+use crate::world::linux::files::{is_mount_point, unmount};
+use crate::world::linux::{images, mounts};
+use crate::world::paths::make_dir;
+
+pub struct Rootfs;
+
+pub struct Have {
+    mounted: bool,
+    /// The task runs: its own mount namespace holds the file system, whatever the host unmounts.
+    running: bool,
+}
+
+impl Stage<ContainerKind> for Rootfs {
+    type Have = Have;
+    const NAME: &'static str = "rootfs";
+
+    async fn observe(cx: &Context, object: &Container) -> Result<Have> {
+        let mounted = is_mount_point(&cx.world.paths.rootfs(&object.spec.sandbox, object.uid()))?;
+        let running = super::run_record(&cx.world.paths, object)?.is_some_and(|run| run.start.is_some());
+        Ok(Have { mounted, running })
+    }
+
+    fn diff(_: &Container, have: &Have) -> Step {
+        match (have.mounted, have.running) {
+            // Never a second overlay on a live upper directory.
+            (true, _) | (false, true) => Step::Keep,
+            (false, false) => Step::Make(Why::new("Absent", "")),
+        }
+    }
+
+    fn present(have: &Have) -> bool {
+        have.mounted
+    }
+
+    async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
+        let stand = Stand::of(cx, object)?;
+        let lower = cx.world.images.lower(&stand.chain_ids)?;
+        let own = dir(&cx.world.paths, object);
+        let target = cx.world.paths.rootfs(&object.spec.sandbox, object.uid());
+        make_dir(&target)?;
+        let image = object.spec.image.requested.clone();
+        tokio::task::spawn_blocking(move || {
+            mounts::mount_rootfs(&lower, &own.join("upper"), &own.join("work"), &target)
+        })
+        .await
+        .map_err(|source| Error::Task { op: "mount rootfs", source })?
+        .map_err(|e| images::failed(&image)(e))
+    }
+
+    async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
+        let target = cx.world.paths.rootfs(&object.spec.sandbox, object.uid());
+        unmount(&target)?;
+        unlink(&target.with_extension("new"))?;
+        Ok(Undone::Done)
+    }
+}

@@ -1,0 +1,205 @@
+//! The OCI runtime configuration of a container: pure code, record in, `config.json` out.
+//!
+//! ```text
+//! PodSandbox + Container + image config + user        HostFacts::read (once, and when a node is asked)
+//!            |                                               |
+//!            |     resolve_mounts, resolve_devices (look at the host)
+//!            v                                               v
+//!          build ── process namespaces mounts devices security resources ──> oci_spec::runtime::Spec
+//! ```
+//!
+//! `build` reads no file and changes nothing; what it must know of the host stands in its [`Input`]. It leaves
+//! open what only the start knows: the path of a shared pid namespace (`{"type":"pid"}` without a path). The seccomp
+//! filter is bytes beside the configuration (`super::seccomp`), so `linux.seccomp` stays absent.
+//!
+//! The runtime that carries it out knows some fields less well than the OCI does. What `build` avoids therefore: the
+//! `r`-forms of `rootfsPropagation`, the `cgroup` mount type on cgroup v1 (it would be writable), device nodes
+//! outside `/dev` and in a user namespace (bind mounts instead), and a swap limit that comes to zero on cgroup v2
+//! (written through `unified`).
+
+pub mod capability;
+mod devices;
+pub mod host;
+mod mounts;
+mod namespaces;
+mod process;
+pub mod resources;
+mod security;
+pub mod signal;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use oci_spec::runtime::{Linux, Root, Spec};
+use state::container::Container;
+use state::image::ImageConfig;
+use state::sandbox::PodSandbox;
+
+pub use host::{DeviceNode, HostFacts, ResolvedDevice, ResolvedMount, resolve_devices, resolve_mounts};
+
+/// Version of the OCI runtime specification that is written.
+const OCI_VERSION: &str = "1.2.0";
+
+/// Everything that a configuration is made from.
+pub struct Input<'a> {
+    pub sandbox: &'a PodSandbox,
+    pub container: &'a Container,
+    pub image: &'a ImageConfig,
+    /// Name of the image for the annotation `image-name`, as the caller knows it.
+    pub image_ref: &'a str,
+    pub user: &'a ResolvedUser,
+    /// Where the mounted root file system is (`root.path`).
+    pub rootfs: PathBuf,
+    /// cgroupfs path of the container's own cgroup.
+    pub cgroup_path: String,
+    /// Pinned namespaces of the sandbox; `None` is the host's.
+    pub netns: Option<PathBuf>,
+    pub ipc: Option<PathBuf>,
+    pub uts: Option<PathBuf>,
+    /// Present for a pod with its own user namespace.
+    pub userns: Option<PathBuf>,
+    pub files: SandboxFiles,
+    /// One for each of `container.spec.mounts`, in their order.
+    pub mounts: Vec<ResolvedMount>,
+    /// From `container.spec.devices`.
+    pub devices: Vec<ResolvedDevice>,
+    /// Anonymous volumes for the image's `Volumes`: path in the container to the filled directory.
+    pub volumes: BTreeMap<String, PathBuf>,
+    /// More annotations, such as those that a handler lets through.
+    pub annotations: BTreeMap<String, String>,
+    pub handler: Handler,
+    pub host: &'a HostFacts,
+}
+
+/// Options of the runtime handler that shape the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Handler {
+    /// A privileged container does not get the host's device nodes.
+    pub privileged_without_host_devices: bool,
+}
+
+/// Who the first process runs as, looked up in the container's own root file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedUser {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups, `gid` among them; sorted, unique.
+    pub groups: Vec<u32>,
+    /// Home directory; empty if the user has none.
+    pub home: String,
+}
+
+/// The sandbox's own files, bound into each container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SandboxFiles {
+    pub hostname: PathBuf,
+    pub hosts: PathBuf,
+    pub resolv_conf: PathBuf,
+    /// The sandbox's tmpfs, or the host's `/dev/shm` with host IPC.
+    pub shm: PathBuf,
+}
+
+/// Why a configuration could not be made. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// The wish itself is wrong.
+    #[error("{field}: {reason}")]
+    Invalid { field: String, reason: String },
+    /// The wish is right, but this node cannot do it.
+    #[error("{field}: {reason}")]
+    Unsupported { field: String, reason: String },
+    /// The host could not be looked at.
+    #[error("{doing} {}: {source}", path.display())]
+    Host {
+        doing: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}
+
+impl SpecError {
+    pub(crate) fn invalid(field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Invalid {
+            field: field.into(),
+            reason: reason.into(),
+        }
+    }
+
+    pub(crate) fn unsupported(field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Unsupported {
+            field: field.into(),
+            reason: reason.into(),
+        }
+    }
+
+    pub(crate) fn host(doing: &'static str, path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Self::Host {
+            doing,
+            path: path.into(),
+            source,
+        }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, SpecError>;
+
+/// Makes the runtime configuration (OCI `config.json`) of a container.
+///
+/// # Errors
+/// [`SpecError::Invalid`] names the field of the record that cannot be; [`SpecError::Unsupported`] what this node lacks.
+pub fn build(input: &Input) -> Result<Spec> {
+    security::check(input)?;
+    let mut root = Root::default();
+    root.set_path(input.rootfs.clone())
+        .set_readonly(Some(input.container.spec.security.readonly_rootfs));
+    let (nodes, bound) = devices::nodes(input);
+
+    let mut spec = Spec::default();
+    spec.set_version(OCI_VERSION.into())
+        .set_root(Some(root))
+        .set_process(Some(process::process(input)?))
+        .set_mounts(Some(mounts::mounts(input, bound)?))
+        .set_hostname(None)
+        .set_annotations(Some(annotations(input)))
+        .set_linux(Some(linux(input, nodes)?));
+    Ok(spec)
+}
+
+fn linux(input: &Input, nodes: Vec<oci_spec::runtime::LinuxDevice>) -> Result<Linux> {
+    let spec = &input.container.spec;
+    let mut resources = resources::linux_resources(&spec.resources, input.host)?;
+    resources.set_devices(Some(devices::rules(input)));
+    let (uids, gids) = namespaces::mappings(input);
+    let mut linux = Linux::default();
+    linux
+        .set_uid_mappings(uids)
+        .set_gid_mappings(gids)
+        .set_resources(Some(resources))
+        .set_cgroups_path(Some(PathBuf::from(&input.cgroup_path)))
+        .set_namespaces(Some(namespaces::namespaces(input)))
+        .set_devices(Some(nodes))
+        .set_seccomp(None)
+        .set_rootfs_propagation(Some(mounts::rootfs_propagation(&spec.mounts).into()))
+        .set_masked_paths(Some(security::listed(input, &spec.security.masked_paths)))
+        .set_readonly_paths(Some(security::listed(input, &spec.security.readonly_paths)));
+    Ok(linux)
+}
+
+/// The annotations that hooks and tools look for; containerd's names.
+fn annotations(input: &Input) -> HashMap<String, String> {
+    let pod = &input.sandbox.spec.pod;
+    let ours = [
+        ("container-type", "container"),
+        ("sandbox-id", &input.sandbox.meta.uid),
+        ("sandbox-namespace", &pod.namespace),
+        ("sandbox-name", &pod.name),
+        ("sandbox-uid", &pod.uid),
+        ("container-name", &input.container.spec.name),
+        ("image-name", input.image_ref),
+    ];
+    let mut all: HashMap<_, _> = input.annotations.clone().into_iter().collect();
+    all.extend(ours.map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value.to_string())));
+    all
+}

@@ -1,0 +1,283 @@
+//! The mount table (CRI `Mount`, OCI config `mounts`): base, the sandbox's files, volumes, the request's.
+
+use std::path::{Component, Path, PathBuf};
+
+use oci_spec::runtime::Mount;
+use state::container::{Mount as Wish, Propagation};
+use state::sandbox::NamespaceMode;
+
+use super::devices::below_dev;
+use super::namespaces::oci;
+use super::{Input, Result, SpecError};
+
+/// Single files of procfs that tools replace; anything else below /proc would blind or fool the kernel's own checks.
+const PROC_FILES: [&str; 10] = [
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/uptime",
+    "/proc/loadavg",
+    "/proc/slabinfo",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/sys/crypto/fips_enabled",
+];
+
+/// Options that a request may add to a mount, each also with `r` before it for "and everything below".
+const EXTRA: [&str; 14] = [
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "exec",
+    "noexec",
+    "atime",
+    "noatime",
+    "diratime",
+    "nodiratime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "nostrictatime",
+];
+
+/// All mounts, parents before what lies below them. `devices` are nodes that are bound, not made.
+pub fn mounts(input: &Input, devices: Vec<Mount>) -> Result<Vec<Mount>> {
+    let wished = wished(input)?;
+    let taken = |path: &Path| wished.iter().any(|mount| mount.destination() == path);
+    let own_dev = !taken(Path::new("/dev"));
+    let own_cgroup = !taken(Path::new("/sys/fs/cgroup"));
+
+    let mut all = base(input);
+    all.retain(|mount| {
+        let path = mount.destination();
+        (own_dev || !below_dev(path)) && (own_cgroup || !path.starts_with("/sys/fs/cgroup")) && !taken(path)
+    });
+    all.extend(
+        of_sandbox(input)
+            .into_iter()
+            .chain(volumes(input))
+            .filter(|mount| !taken(mount.destination())),
+    );
+    all.extend(devices.into_iter().filter(|mount| !taken(mount.destination())));
+    all.extend(wished);
+    all.sort_by_key(|mount| mount.destination().components().count());
+    Ok(all)
+}
+
+/// The loosest propagation that any mount needs. (`slave` and `shared` stand for the recursive forms.)
+pub fn rootfs_propagation(mounts: &[Wish]) -> &'static str {
+    let any = |wish| mounts.iter().any(|mount| mount.propagation == wish);
+    if any(Propagation::Bidirectional) {
+        "shared"
+    } else if any(Propagation::HostToContainer) {
+        "slave"
+    } else {
+        "private"
+    }
+}
+
+fn mount<const N: usize>(path: &str, typ: &str, source: &str, options: [&str; N]) -> Mount {
+    let mut mount = Mount::default();
+    mount
+        .set_destination(path.into())
+        .set_typ(Some(typ.into()))
+        .set_source(Some(source.into()))
+        .set_options(Some(options.map(String::from).into()));
+    mount
+}
+
+pub fn bind<const N: usize>(path: &Path, source: &Path, options: [&str; N]) -> Mount {
+    let mut mount = Mount::default();
+    mount
+        .set_destination(path.into())
+        .set_typ(Some("bind".into()))
+        .set_source(Some(source.into()))
+        .set_options(Some(options.map(String::from).into()));
+    mount
+}
+
+fn base(input: &Input) -> Vec<Mount> {
+    let access = if input.container.spec.security.privileged {
+        "rw"
+    } else {
+        "ro"
+    };
+    let mut all = vec![
+        mount("/proc", "proc", "proc", ["nosuid", "noexec", "nodev"]),
+        mount(
+            "/dev",
+            "tmpfs",
+            "tmpfs",
+            ["nosuid", "strictatime", "mode=755", "size=65536k"],
+        ),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/mqueue", "mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
+    ];
+    // A new sysfs shows the network namespace, and needs rights over it that a user namespace on the host's lacks.
+    if input.userns.is_some() && input.sandbox.spec.namespaces.network == NamespaceMode::Node {
+        let recursive = if access == "ro" { "rro" } else { "rw" };
+        all.push(bind(
+            Path::new("/sys"),
+            Path::new("/sys"),
+            ["rbind", "rprivate", "nosuid", "noexec", "nodev", recursive],
+        ));
+    } else {
+        all.push(mount("/sys", "sysfs", "sysfs", ["nosuid", "noexec", "nodev", access]));
+    }
+    all.extend(cgroup(input, access));
+    all
+}
+
+fn cgroup(input: &Input, access: &str) -> Vec<Mount> {
+    if input.host.cgroup_v2 {
+        let options = ["nosuid", "noexec", "nodev", "relatime", access];
+        return vec![mount("/sys/fs/cgroup", "cgroup", "cgroup", options)];
+    }
+    // The runtime's own way on v1 leaves the limits writable: so each controller by hand, the container's part only.
+    let options = ["nosuid", "noexec", "nodev", "mode=755", "size=64k"];
+    let mut all = vec![mount("/sys/fs/cgroup", "tmpfs", "tmpfs", options)];
+    let own = input.cgroup_path.trim_start_matches('/');
+    all.extend(input.host.cgroup_v1.iter().map(|controller| {
+        bind(
+            controller,
+            &controller.join(own),
+            ["rbind", "rprivate", "nosuid", "noexec", "nodev", access],
+        )
+    }));
+    all
+}
+
+fn of_sandbox(input: &Input) -> Vec<Mount> {
+    let access = if input.container.spec.security.readonly_rootfs {
+        "ro"
+    } else {
+        "rw"
+    };
+    let files = &input.files;
+    [
+        ("/etc/hostname", &files.hostname, access),
+        ("/etc/hosts", &files.hosts, access),
+        ("/etc/resolv.conf", &files.resolv_conf, access),
+        ("/dev/shm", &files.shm, "rw"),
+    ]
+    .into_iter()
+    .filter(|(_, source, _)| !source.as_os_str().is_empty())
+    .map(|(path, source, access)| bind(Path::new(path), source, ["rbind", "rprivate", access]))
+    .collect()
+}
+
+fn volumes(input: &Input) -> impl Iterator<Item = Mount> {
+    let one = |(path, source): (&String, &PathBuf)| bind(&clean(Path::new(path)), source, ["rbind", "rprivate", "rw"]);
+    input.volumes.iter().map(one)
+}
+
+fn wished(input: &Input) -> Result<Vec<Mount>> {
+    let pairs = input.container.spec.mounts.iter().zip(&input.mounts);
+    pairs
+        .enumerate()
+        .map(|(i, (wish, found))| one(i, wish, &found.source))
+        .collect()
+}
+
+fn one(index: usize, wish: &Wish, source: &Path) -> Result<Mount> {
+    let field = |name: &str| format!("spec.mounts[{index}].{name}");
+    let path = clean(Path::new(&wish.container_path));
+    if !wish.container_path.starts_with('/') || path == Path::new("/") {
+        return Err(SpecError::invalid(
+            field("containerPath"),
+            "must be an absolute path below the root",
+        ));
+    }
+    check_proc(&path, source).map_err(|reason| SpecError::invalid(field("containerPath"), reason))?;
+    check_image(wish).map_err(|(name, reason)| SpecError::invalid(field(name), reason))?;
+    let mut options = vec!["rbind".to_string(), propagation(wish.propagation).into()];
+    if wish.recursive_read_only && (!wish.readonly || wish.propagation != Propagation::Private) {
+        return Err(SpecError::invalid(
+            field("recursiveReadOnly"),
+            "needs readonly and private propagation",
+        ));
+    }
+    options.push(
+        if wish.recursive_read_only {
+            "rro"
+        } else if wish.readonly {
+            "ro"
+        } else {
+            "rw"
+        }
+        .into(),
+    );
+    for (i, option) in wish.options.iter().enumerate() {
+        let known = |option: &str| EXTRA.contains(&option);
+        if !known(option) && !option.strip_prefix('r').is_some_and(known) {
+            let reason = format!("`{option}` is not one of {}", EXTRA.join(", "));
+            return Err(SpecError::invalid(field(&format!("options[{i}]")), reason));
+        }
+        options.push(option.clone());
+    }
+    let mut mount = bind(&path, source, []);
+    mount.set_options(Some(options));
+    if !wish.uid_mappings.is_empty() || !wish.gid_mappings.is_empty() {
+        mount
+            .set_uid_mappings(Some(oci(&wish.uid_mappings)))
+            .set_gid_mappings(Some(oci(&wish.gid_mappings)));
+    }
+    Ok(mount)
+}
+
+fn propagation(wish: Propagation) -> &'static str {
+    match wish {
+        Propagation::Private => "rprivate",
+        Propagation::HostToContainer => "rslave",
+        Propagation::Bidirectional => "rshared",
+    }
+}
+
+fn check_image(wish: &Wish) -> std::result::Result<(), (&'static str, &'static str)> {
+    if wish.image.is_none() {
+        return match wish.image_sub_path.is_empty() {
+            true => Ok(()),
+            false => Err(("imageSubPath", "needs an image")),
+        };
+    }
+    if !wish.host_path.is_empty() {
+        return Err(("hostPath", "must be empty beside an image"));
+    }
+    if !wish.readonly {
+        return Err(("readonly", "must be true for an image"));
+    }
+    match wish.propagation {
+        Propagation::Private => Ok(()),
+        _ => Err(("propagation", "must be Private for an image")),
+    }
+}
+
+fn check_proc(path: &Path, source: &Path) -> std::result::Result<(), String> {
+    if !path.starts_with("/proc") || PROC_FILES.iter().any(|file| path == Path::new(file)) {
+        return Ok(());
+    }
+    if path == Path::new("/proc") && source == Path::new("/proc") {
+        return Ok(());
+    }
+    Err(format!("{} must not be replaced: it is the kernel's", path.display()))
+}
+
+/// Without `.`, `..`, doubled and trailing slashes; as text, so that destinations can be compared.
+pub fn clean(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::from("/");
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => drop(clean.pop()),
+            _ => {}
+        }
+    }
+    clean
+}

@@ -1,0 +1,196 @@
+//! Checks across fields, and the labels of the security modules (CRI `LinuxContainerSecurityContext`).
+
+use state::sandbox::{NamespaceMode, Profile, SeLinux};
+
+use super::{Input, Result, SpecError};
+
+/// The AppArmor profile that `RuntimeDefault` means.
+pub const APPARMOR_DEFAULT: &str = "reconcile-default";
+
+/// What no single field can tell.
+pub fn check(input: &Input) -> Result<()> {
+    let (spec, sandbox) = (&input.container.spec, &input.sandbox.spec);
+    let security = &spec.security;
+    if security.privileged && !sandbox.security.privileged {
+        let reason = "needs a sandbox with spec.security.privileged";
+        return Err(SpecError::invalid("spec.security.privileged", reason));
+    }
+    if security.run_as_group.is_some() && security.run_as_user.is_none() && security.run_as_username.is_empty() {
+        return Err(SpecError::invalid(
+            "spec.security.runAsGroup",
+            "needs runAsUser or runAsUsername beside it",
+        ));
+    }
+    if input.mounts.len() != spec.mounts.len() {
+        return Err(SpecError::invalid(
+            "spec.mounts",
+            "not every mount was looked up on the host",
+        ));
+    }
+    namespaces(input)?;
+    if let Some(device) = spec.cdi_devices.first() {
+        let reason = format!("`{device}`: no CDI device of that name is known on this node");
+        return Err(SpecError::unsupported("spec.cdiDevices[0]", reason));
+    }
+    Ok(())
+}
+
+fn namespaces(input: &Input) -> Result<()> {
+    let wish = &input.container.spec.security.namespaces;
+    let sandbox = &input.sandbox.spec.namespaces;
+    let invalid =
+        |field: &str, reason: &str| Err(SpecError::invalid(format!("spec.security.namespaces.{field}"), reason));
+    if wish.pid == NamespaceMode::Target && wish.target_id.is_empty() {
+        return invalid("targetId", "must name a container of the pod when pid is Target");
+    }
+    let of_pod = |namespaces: &state::sandbox::Namespaces| {
+        namespaces.user.clone().filter(|user| user.mode != NamespaceMode::Node)
+    };
+    let user = of_pod(sandbox);
+    if of_pod(wish) != user {
+        return invalid("user", "must equal the sandbox's");
+    }
+    let Some(user) = user else { return Ok(()) };
+    if user.mode != NamespaceMode::Pod {
+        return invalid("user.mode", "must be Pod or Node");
+    }
+    for (field, list) in [("user.uids", &user.uids), ("user.gids", &user.gids)] {
+        match &list[..] {
+            [one] if one.length >= 1 && one.container_id == 0 => {}
+            [_] => return invalid(field, "must map id 0 of the container and at least one id"),
+            _ => return invalid(field, "must be exactly one mapping"),
+        }
+    }
+    match input.userns {
+        Some(_) => Ok(()),
+        None => invalid("user", "the sandbox's user namespace is not there"),
+    }
+}
+
+/// Masked and read-only paths are the request's own, none for a privileged container.
+pub fn listed(input: &Input, paths: &[String]) -> Vec<String> {
+    if input.container.spec.security.privileged {
+        Vec::new()
+    } else {
+        paths.to_vec()
+    }
+}
+
+/// The AppArmor profile to enter.
+///
+/// Not asked for: the default profile if it is loaded, and none in a privileged container.
+pub fn apparmor(input: &Input) -> Result<Option<String>> {
+    let security = &input.container.spec.security;
+    let field = "spec.security.apparmor";
+    let Some(loaded) = &input.host.apparmor else {
+        return match security.apparmor {
+            None | Some(Profile::Unconfined) => Ok(None),
+            Some(_) => Err(SpecError::unsupported(
+                field,
+                "AppArmor is off on this node; ask for Unconfined or nothing",
+            )),
+        };
+    };
+    let has = |name: &str| loaded.iter().any(|other| other == name);
+    match &security.apparmor {
+        Some(Profile::Unconfined) => Ok(None),
+        None | Some(Profile::RuntimeDefault) if security.privileged => Ok(None),
+        None => Ok(has(APPARMOR_DEFAULT).then(|| APPARMOR_DEFAULT.into())),
+        Some(Profile::RuntimeDefault) if has(APPARMOR_DEFAULT) => Ok(Some(APPARMOR_DEFAULT.into())),
+        Some(Profile::RuntimeDefault) => Err(SpecError::unsupported(
+            field,
+            format!("the profile {APPARMOR_DEFAULT} is not loaded"),
+        )),
+        Some(Profile::Localhost { reference }) if has(reference) => Ok(Some(reference.clone())),
+        Some(Profile::Localhost { reference }) => Err(SpecError::unsupported(
+            field,
+            format!("the profile `{reference}` is not loaded; see apparmor_parser(8)"),
+        )),
+    }
+}
+
+/// The SELinux label of the process; the container's wish, else the sandbox's.
+///
+/// A wish is checked on every node. Where SELinux is off it has no effect: pods name labels for the nodes that have it.
+pub fn selinux(input: &Input) -> Result<Option<String>> {
+    let security = &input.container.spec.security;
+    let (field, wish) = match (&security.selinux, &input.sandbox.spec.security.selinux) {
+        (Some(own), _) => ("spec.security.selinux.level", own),
+        (None, Some(sandbox)) => ("sandbox: spec.security.selinux.level", sandbox),
+        (None, None) => return Ok(None),
+    };
+    if !valid_level(&wish.level) {
+        let reason = format!("`{}` is not a level such as s0, s0:c1,c2 or s0-s0:c0.c1023", wish.level);
+        return Err(SpecError::invalid(field, reason));
+    }
+    Ok((input.host.selinux && !security.privileged).then(|| label(wish)))
+}
+
+fn label(wish: &SeLinux) -> String {
+    let or = |value: &str, default: &str| {
+        if value.is_empty() {
+            default.to_string()
+        } else {
+            value.to_string()
+        }
+    };
+    [
+        or(&wish.user, "system_u"),
+        or(&wish.role, "system_r"),
+        or(&wish.kind, "container_t"),
+        or(&wish.level, "s0"),
+    ]
+    .join(":")
+}
+
+/// `s0`, `s0-s0`, `s0:c1,c2`, `s0:c0.c3`; empty is the default.
+fn valid_level(level: &str) -> bool {
+    let number = |text: &str, letter: char, max: u32| {
+        let digits = text
+            .strip_prefix(letter)
+            .filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
+        digits.and_then(|d| d.parse::<u32>().ok()).is_some_and(|n| n <= max)
+    };
+    let range = |text: &str| text.splitn(2, '.').all(|one| number(one, 'c', 1023));
+    let one = |text: &str| match text.split_once(':') {
+        None => number(text, 's', 15),
+        Some((level, categories)) => number(level, 's', 15) && categories.split(',').all(range),
+    };
+    level.is_empty() || level.splitn(2, '-').all(one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels() {
+        for good in [
+            "",
+            "s0",
+            "s0-s0",
+            "s0:c1",
+            "s0:c1,c2",
+            "s0-s0:c0.c1023",
+            "s0:c1.c3,c7",
+            "s15:c1",
+        ] {
+            assert!(valid_level(good), "{good}");
+        }
+        for bad in [
+            "s",
+            "c1",
+            "s0:",
+            "s0:c",
+            "s0:c1024",
+            "s0:c1,",
+            "s0-",
+            "s0 ",
+            "s0:x1",
+            "s16",
+            "s0:c1.c2.c3",
+        ] {
+            assert!(!valid_level(bad), "{bad}");
+        }
+    }
+}

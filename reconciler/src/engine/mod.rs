@@ -1,0 +1,42 @@
+//! The loop: one applier per kind, passes made of stages, triggers that only say "look again".
+
+pub mod conditions;
+pub mod controller;
+pub mod live;
+pub mod pass;
+pub mod plan;
+pub mod record;
+pub mod restore;
+pub mod stage;
+pub mod staged;
+pub mod sweep;
+pub mod trigger;
+mod wiring;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock};
+
+use state::Store;
+use state::store::Opened;
+
+use crate::world::World;
+use trigger::Queues;
+
+/// What every pass is given: the records, the node, and a way to say "look again".
+pub struct Context {
+    pub store: Store,
+    pub world: World,
+    pub queues: Queues,
+    /// What opening the store found.
+    pub opened: Opened,
+    /// Set once every object was looked at.
+    pub looked: OnceLock<()>,
+    /// `logEpoch` up to which this process has reopened each container's log.
+    pub log_epochs: Mutex<HashMap<String, u64>>,
+}
+
+impl Context {
+    pub fn new(store: Store, opened: Opened, world: World, queues: Queues) -> Context {
+        Context { store, world, queues, opened, looked: OnceLock::new(), log_epochs: Mutex::default() }
+    }
+}

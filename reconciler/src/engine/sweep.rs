@@ -1,0 +1,152 @@
+//! The sweep: what bears our mark and belongs to no record is taken down.
+//!
+//! The names are listed first, then the records are read, so that what is being made is never taken for an orphan. A
+//! daemon looks twice, half a minute apart.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use state::container::ContainerKind;
+use state::image::ImageKind;
+use state::pod::PodKind;
+use state::sandbox::SandboxKind;
+
+use crate::engine::Context;
+use crate::engine::plan::{Action, Planned};
+use crate::engine::record::remove_empty_tree;
+use crate::engine::stage::Risk;
+use crate::error::Result;
+use crate::world::linux::{files, netns};
+
+/// Something of ours without a record.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Orphan {
+    /// Anything of a sandbox: namespaces, network, shim, directories.
+    Sandbox(String),
+    /// A container's directories or cgroup: sandbox, container.
+    Container(String, String),
+    /// A cgroup below the default parent.
+    Cgroup(String),
+    /// `images/<uid>` or `declared/<uid>`.
+    Directory(String),
+}
+
+impl Orphan {
+    pub fn plan(&self) -> Planned {
+        let (kind, uid, stage) = match self {
+            Orphan::Sandbox(uid) => ("PodSandbox", uid.clone(), "all"),
+            Orphan::Container(_, uid) => ("Container", uid.clone(), "all"),
+            Orphan::Cgroup(path) => ("Cgroup", path.clone(), "cgroup"),
+            Orphan::Directory(path) => ("Directory", path.clone(), "record"),
+        };
+        Planned {
+            kind: kind.to_owned(),
+            name: uid.clone(),
+            uid,
+            stage: stage.to_owned(),
+            action: Action::Sweep,
+            reason: "NoRecord".to_owned(),
+            message: "it bears our mark and no record knows it".to_owned(),
+            risk: Risk::A,
+        }
+    }
+}
+
+/// Lists what has no record.
+pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
+    let paths = &cx.world.paths;
+    let mut sandboxes: BTreeSet<String> = BTreeSet::new();
+    sandboxes.extend(netns::list(&paths.instance).unwrap_or_default());
+    sandboxes.extend(cx.world.network.list().await?);
+    sandboxes.extend(names(&paths.pods()));
+    sandboxes.extend(names(&paths.state.join("pods")));
+    let mut containers = BTreeSet::new();
+    for sandbox in &sandboxes {
+        for dir in [paths.pod(sandbox), paths.pod_state(sandbox)] {
+            containers.extend(names(&dir.join("containers")).into_iter().map(|c| (sandbox.clone(), c)));
+        }
+    }
+    let cgroups = cx.world.cgroups.children(&paths.default_cgroup());
+    let images = names(&paths.root.join("images"));
+    let declared = names(&paths.root.join("declared"));
+    // From here on the records are read.
+    let known = |uid: &str| {
+        cx.store.get::<SandboxKind>(uid).is_some()
+            || cx.store.get::<ContainerKind>(uid).is_some()
+            || cx.store.quarantined(uid)
+    };
+    let mut found: BTreeSet<Orphan> = sandboxes.iter().filter(|u| !known(u)).cloned().map(Orphan::Sandbox).collect();
+    let orphaned = containers.into_iter().filter(|(sandbox, uid)| known(sandbox) && !known(uid));
+    found.extend(orphaned.map(|(sandbox, uid)| Orphan::Container(sandbox, uid)));
+    let stray = cgroups.into_iter().filter(|name| !known(name));
+    found.extend(stray.map(|name| Orphan::Cgroup(format!("{}/{name}", paths.default_cgroup()))));
+    let gone = images.into_iter().filter(|u| cx.store.get::<ImageKind>(u).is_none() && !cx.store.quarantined(u));
+    found.extend(gone.map(|uid| Orphan::Directory(format!("images/{uid}"))));
+    let gone = declared.into_iter().filter(|u| cx.store.get::<PodKind>(u).is_none() && !cx.store.quarantined(u));
+    found.extend(gone.map(|uid| Orphan::Directory(format!("declared/{uid}"))));
+    Ok(found)
+}
+
+/// The children of a directory that look like uids.
+fn names(dir: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(|n| !n.starts_with('.')).collect()
+}
+
+/// Takes one orphan down.
+pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
+    tracing::warn!(?orphan, "sweeping: no record knows it");
+    let paths = &cx.world.paths;
+    match orphan {
+        Orphan::Sandbox(uid) => sweep_sandbox(cx, uid).await,
+        Orphan::Container(sandbox, uid) => {
+            let state = paths.container_state(sandbox, uid);
+            if let Some(client) = cx.world.shims.find(sandbox).await {
+                let _ = client.delete(uid).await;
+            }
+            files::unmount(&state.join("rootfs"))?;
+            remove_empty_tree(&state)?;
+            cx.world.trash.bury(&paths.container(sandbox, uid)).map_err(crate::world::linux::images::failed("trash"))
+        }
+        Orphan::Cgroup(path) => {
+            cx.world.cgroups.kill(path)?;
+            cx.world.cgroups.remove(path)
+        }
+        Orphan::Directory(path) => {
+            cx.world.trash.bury(&paths.root.join(path)).map_err(crate::world::linux::images::failed("trash"))
+        }
+    }
+}
+
+async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
+    let paths = &cx.world.paths;
+    if let Some(client) = cx.world.shims.find(uid).await {
+        if let Ok(state) = client.state().await {
+            for process in state.processes {
+                let _ = client.delete(&process.id).await;
+            }
+        }
+        cx.world.shims.remove(uid).await?;
+    }
+    for name in cx.world.cgroups.children(&paths.default_cgroup()) {
+        let inside = paths.pod(uid).join("containers").join(&name).exists() || name == uid;
+        if inside {
+            let path = format!("{}/{name}", paths.default_cgroup());
+            cx.world.cgroups.kill(&path)?;
+            cx.world.cgroups.remove(&path)?;
+        }
+    }
+    let pin = paths.netns(uid);
+    let live = matches!(netns::observe(&pin), Ok(netns::Pin::Ns { .. }));
+    cx.world.network.remove(uid, &paths.pod(uid), live.then_some(pin.as_path())).await?;
+    for pin in [pin, paths.pod_state(uid).join("ns/ipc"), paths.pod_state(uid).join("ns/uts")] {
+        netns::remove(&pin).map_err(std::io::Error::other).map_err(crate::Error::io("unpin", &pin))?;
+    }
+    files::unmount(&paths.shm(uid))?;
+    for container in names(&paths.pod_state(uid).join("containers")) {
+        files::unmount(&paths.container_state(uid, &container).join("rootfs"))?;
+    }
+    remove_empty_tree(&paths.pod_state(uid))?;
+    cx.world.trash.bury(&paths.pod(uid)).map_err(crate::world::linux::images::failed("trash"))
+}

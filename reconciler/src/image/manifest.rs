@@ -1,0 +1,306 @@
+//! What an image's documents say: manifest, index, configuration. Pure.
+
+use std::str::FromStr;
+
+use oci_spec::image::{Arch, Descriptor, Digest, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os};
+use sha2::{Digest as _, Sha256};
+use state::image::ImageConfig;
+
+use crate::world::linux::content::{Content, Error, Result, digest_of};
+
+pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+pub const DOCKER_MANIFEST_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+
+/// Identifies a layer together with all below it (OCI image-spec, config, "Layer ChainID").
+pub type ChainId = Digest;
+
+/// How deep indexes may nest.
+const NESTING: usize = 4;
+
+/// What a manifest-like document is.
+#[derive(Clone, Debug)]
+pub enum Document {
+    Manifest(Box<ImageManifest>),
+    Index(Box<ImageIndex>),
+}
+
+/// Parses a manifest or an index, OCI or docker schema 2, by its fields (which a media type must not contradict).
+pub fn parse(object: &str, media_type: Option<&MediaType>, bytes: &[u8]) -> Result<Document> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Probe {
+        schema_version: Option<u32>,
+        media_type: Option<String>,
+        #[serde(default)]
+        manifests: Option<serde::de::IgnoredAny>,
+        #[serde(default)]
+        layers: Option<serde::de::IgnoredAny>,
+    }
+    let bad = |e: serde_json::Error| Error::invalid(object, e);
+    let probe: Probe = serde_json::from_slice(bytes).map_err(bad)?;
+    if probe.schema_version == Some(1) {
+        return Err(Error::invalid(
+            object,
+            "docker manifest schema 1 is not supported; push the image again",
+        ));
+    }
+    // A document that is both would be read as one thing here and as another elsewhere.
+    if probe.manifests.is_some() && probe.layers.is_some() {
+        return Err(Error::invalid(object, "has both `manifests` and `layers`"));
+    }
+    let told = media_type
+        .map(|m| m.to_string())
+        .or(probe.media_type)
+        .unwrap_or_default();
+    let index = probe.manifests.is_some();
+    if is_index(&told) && !index || is_manifest(&told) && index {
+        return Err(Error::invalid(
+            object,
+            format!("its media type {told} is not what it holds"),
+        ));
+    }
+    if index {
+        Ok(Document::Index(serde_json::from_slice(bytes).map_err(bad)?))
+    } else {
+        Ok(Document::Manifest(serde_json::from_slice(bytes).map_err(bad)?))
+    }
+}
+
+pub fn is_index(media_type: &str) -> bool {
+    media_type == DOCKER_MANIFEST_LIST || media_type == MediaType::ImageIndex.as_ref()
+}
+
+pub fn is_manifest(media_type: &str) -> bool {
+    media_type == DOCKER_MANIFEST || media_type == MediaType::ImageManifest.as_ref()
+}
+
+/// What a node runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Platform {
+    pub os: Os,
+    pub arch: Arch,
+    /// Accepted variants, best first; an absent one is read as the architecture's usual.
+    pub variants: Vec<&'static str>,
+}
+
+impl Platform {
+    /// This machine. x86-64 levels come from the CPU, as a level too high would die of SIGILL.
+    pub fn host() -> Platform {
+        let variants = match std::env::consts::ARCH {
+            "x86_64" => x86_levels(),
+            "aarch64" => vec!["v8"],
+            "arm" => vec!["v7", "v6", "v5"],
+            _ => vec![],
+        };
+        Platform {
+            os: Os::Linux,
+            arch: Arch::default(),
+            variants,
+        }
+    }
+
+    /// How well an entry suits: lower is better, `None` not at all.
+    fn rank(&self, descriptor: &Descriptor) -> Option<usize> {
+        let Some(platform) = descriptor.platform() else {
+            return Some(usize::MAX); // says nothing: last choice
+        };
+        if *platform.os() != self.os || *platform.architecture() != self.arch {
+            return None;
+        }
+        let usual = match self.arch {
+            Arch::Amd64 => "v1",
+            Arch::ARM64 => "v8",
+            Arch::ARM => "v7",
+            _ => "",
+        };
+        let variant = platform.variant().as_deref().filter(|v| !v.is_empty()).unwrap_or(usual);
+        match self.variants.iter().position(|v| *v == variant) {
+            None if variant == usual => Some(self.variants.len()),
+            other => other,
+        }
+    }
+
+    /// The best entry of an index; ties go to the first. Attestations (`unknown/unknown`) never suit.
+    pub fn choose<'a>(&self, entries: &'a [Descriptor]) -> Result<&'a Descriptor> {
+        let usable = |m: &&Descriptor| is_index(m.media_type().as_ref()) || is_manifest(m.media_type().as_ref());
+        let ranked = entries.iter().filter(usable).filter_map(|m| Some((self.rank(m)?, m)));
+        // `min_by_key` keeps the first of equals.
+        ranked
+            .min_by_key(|(rank, _)| *rank)
+            .map(|(_, m)| m)
+            .ok_or_else(|| Error::NoPlatform {
+                wanted: format!("{}/{}", self.os, self.arch),
+                offered: offered(entries),
+            })
+    }
+}
+
+fn offered(entries: &[Descriptor]) -> String {
+    let name = |m: &Descriptor| match m.platform() {
+        Some(p) => format!(
+            "{}/{}{}",
+            p.os(),
+            p.architecture(),
+            variant_suffix(p.variant().as_deref())
+        ),
+        None => m.media_type().to_string(),
+    };
+    let names: Vec<_> = entries.iter().take(20).map(name).collect();
+    if names.is_empty() {
+        "nothing".into()
+    } else {
+        names.join(", ")
+    }
+}
+
+fn variant_suffix(variant: Option<&str>) -> String {
+    variant.map_or_else(String::new, |v| format!("/{v}"))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn x86_levels() -> Vec<&'static str> {
+    let v2 = is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("popcnt");
+    let v3 = v2
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("movbe");
+    match (v3, v2) {
+        (true, _) => vec!["v3", "v2", "v1"],
+        (_, true) => vec!["v2", "v1"],
+        _ => vec!["v1"],
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn x86_levels() -> Vec<&'static str> {
+    vec![]
+}
+
+/// An image for one platform, read from the content store.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The manifest's own descriptor.
+    pub descriptor: Descriptor,
+    pub manifest: ImageManifest,
+    pub configuration: ImageConfiguration,
+    /// Bottom first.
+    pub diff_ids: Vec<Digest>,
+    /// Bottom first, as many as layers.
+    pub chain_ids: Vec<ChainId>,
+}
+
+impl Loaded {
+    /// The image id everywhere: the configuration's digest.
+    pub fn id(&self) -> &Digest {
+        self.manifest.config().digest()
+    }
+
+    /// Bytes of manifest, configuration and layers as transported.
+    pub fn size(&self) -> u64 {
+        let layers: u64 = self
+            .manifest
+            .layers()
+            .iter()
+            .fold(0, |sum, l| sum.saturating_add(l.size()));
+        layers
+            .saturating_add(self.manifest.config().size())
+            .saturating_add(self.descriptor.size())
+    }
+
+    /// Every blob that must stay while the image does, the manifest first.
+    pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
+        [&self.descriptor, self.manifest.config()]
+            .into_iter()
+            .chain(self.manifest.layers())
+    }
+
+    pub fn config(&self) -> ImageConfig {
+        image_config(&self.configuration)
+    }
+}
+
+/// Follows indexes from `start` down to the manifest for `platform`, all in the content store. Answers the manifest's
+/// descriptor and the manifest.
+pub fn find_manifest(
+    content: &Content,
+    start: &Descriptor,
+    platform: &Platform,
+) -> Result<(Descriptor, ImageManifest)> {
+    let mut at = start.clone();
+    for _ in 0..NESTING {
+        let bytes = content.read(at.digest())?;
+        match parse(at.digest().as_ref(), Some(at.media_type()), &bytes)? {
+            Document::Manifest(manifest) => return Ok((at, *manifest)),
+            Document::Index(index) => at = platform.choose(index.manifests())?.clone(),
+        }
+    }
+    Err(Error::invalid(
+        start.digest(),
+        format!("indexes nest deeper than {NESTING}"),
+    ))
+}
+
+/// Reads manifest and configuration, whose blobs must be here; the layers need not.
+pub fn load(content: &Content, start: &Descriptor, platform: &Platform) -> Result<Loaded> {
+    let (descriptor, manifest) = find_manifest(content, start, platform)?;
+    let configuration: ImageConfiguration = content.read_json(manifest.config().digest())?;
+    let diff_ids = diff_ids(&descriptor, &manifest, &configuration)?;
+    let chain_ids = chain_ids(&diff_ids);
+    Ok(Loaded {
+        descriptor,
+        manifest,
+        configuration,
+        diff_ids,
+        chain_ids,
+    })
+}
+
+fn diff_ids(at: &Descriptor, manifest: &ImageManifest, configuration: &ImageConfiguration) -> Result<Vec<Digest>> {
+    let ids = configuration.rootfs().diff_ids();
+    if ids.len() != manifest.layers().len() {
+        let problem = format!(
+            "has {} layers, its configuration lists {}",
+            manifest.layers().len(),
+            ids.len()
+        );
+        return Err(Error::invalid(at.digest(), problem));
+    }
+    let parse = |(i, id): (usize, &String)| {
+        let digest = Digest::from_str(id).map_err(|e| e.to_string());
+        digest.map_err(|e| Error::invalid(at.digest(), format!("rootfs.diff_ids[{i}]: {e}")))
+    };
+    ids.iter().enumerate().map(parse).collect()
+}
+
+/// ChainID(L0) = diff ID of L0; ChainID(L0..n) = sha256("ChainID(L0..n-1) DiffID(Ln)").
+pub fn chain_ids(diff_ids: &[Digest]) -> Vec<ChainId> {
+    let mut chain: Vec<ChainId> = Vec::with_capacity(diff_ids.len());
+    for diff in diff_ids {
+        let next = match chain.last() {
+            None => diff.clone(),
+            Some(below) => digest_of(Sha256::new_with_prefix(format!("{below} {diff}"))),
+        };
+        chain.push(next);
+    }
+    chain
+}
+
+/// The part of a configuration that running needs.
+pub fn image_config(configuration: &ImageConfiguration) -> ImageConfig {
+    let Some(config) = configuration.config() else {
+        return ImageConfig::default();
+    };
+    let mut volumes = config.volumes().clone().unwrap_or_default();
+    volumes.sort();
+    ImageConfig {
+        entrypoint: config.entrypoint().clone().unwrap_or_default(),
+        cmd: config.cmd().clone().unwrap_or_default(),
+        env: config.env().clone().unwrap_or_default(),
+        working_dir: config.working_dir().clone().unwrap_or_default(),
+        user: config.user().clone().unwrap_or_default(),
+        stop_signal: config.stop_signal().clone().unwrap_or_default(),
+        volumes,
+        labels: config.labels().clone().unwrap_or_default().into_iter().collect(),
+    }
+}

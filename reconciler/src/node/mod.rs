@@ -1,0 +1,79 @@
+//! Node: what is true of the machine as a whole.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use state::Node;
+use state::node::{LOCAL, NodeKind, NodeSpec, NodeStatus};
+use state::store::{New, Opened};
+use state::{Condition, Meta};
+
+use crate::engine::controller::Next;
+use crate::engine::{Context, conditions};
+use crate::error::Result;
+
+/// How often disk usage of the image store is counted while somebody runs the daemon.
+const SAMPLE: Duration = Duration::from_secs(10);
+
+/// Makes the one Node record if there is none.
+pub async fn ensure(cx: &Context) -> Result<()> {
+    if cx.store.by_name::<NodeKind>(LOCAL).is_some() {
+        return Ok(());
+    }
+    let meta = Meta { name: LOCAL.to_owned(), ..Meta::default() };
+    match cx.store.create::<NodeKind>(New { meta, spec: NodeSpec::default() }).await {
+        Ok(_) | Err(state::Error::AlreadyExists { .. }) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Looks at the node; `Ready` becomes true once the first look at all objects is done.
+pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
+    let old = &object.status;
+    let ready = cx.looked.get().is_some();
+    let network = cx.world.network.ready();
+    let now = cx.world.clock.now_ns();
+    let mut all = vec![match ready {
+        true => conditions::holds("Ready"),
+        false => conditions::fails("Ready", "FirstLook", "the first look at all objects is not finished", false),
+    }];
+    all.push(match network.ok {
+        true => conditions::holds("NetworkReady"),
+        false => conditions::fails("NetworkReady", &network.reason, network.message, false),
+    });
+    all.extend(store_conditions(cx.opened.clone()));
+    conditions::keep_since(&mut all, &old.conditions, now);
+    let host = cx.world.host.get()?;
+    let (bytes, inodes) = cx.world.images.usage().await?;
+    let status = NodeStatus {
+        observed_generation: object.meta.generation,
+        conditions: all,
+        cgroup_v2: cx.world.cgroups.v2,
+        root: cx.world.paths.root.display().to_string(),
+        state: cx.world.paths.state.display().to_string(),
+        image_store: cx.world.images.dir().display().to_string(),
+        image_bytes: bytes,
+        image_inodes: inodes,
+        image_sampled: now,
+        network: cx.world.network.describe(),
+        recursive_read_only: host.recursive_read_only,
+        user_namespaces: false,
+    };
+    let same = NodeStatus { image_sampled: old.image_sampled, ..status.clone() } == *old;
+    if !same || now - old.image_sampled > 60_000_000_000 {
+        cx.store.set_status::<NodeKind>(object.uid(), status);
+    }
+    Ok(Next::Again(SAMPLE))
+}
+
+fn store_conditions(opened: Opened) -> Vec<Condition> {
+    let mut all = Vec::new();
+    if let Some(why) = opened.rebuilt {
+        all.push(Condition { reason: "Damaged".to_owned(), message: why, ..conditions::holds("StoreRebuilt") });
+    }
+    if !opened.quarantined.is_empty() {
+        let names: Vec<String> = opened.quarantined.iter().map(|(kind, uid, why)| format!("{kind} {uid}: {why}")).collect();
+        all.push(conditions::fails("RecordsReadable", "Quarantined", names.join("; "), false));
+    }
+    all
+}

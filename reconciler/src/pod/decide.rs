@@ -1,0 +1,266 @@
+//! What a pod wants next, from its records alone: pure, so that every case is a table test.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use state::container::{ContainerGoal, ContainerPhase};
+use state::pod::{PodContainer, PodContainerStatus, PodPhase, PodStatus, RestartPolicy};
+use state::sandbox::{SandboxGoal, SandboxPhase};
+use state::{Container, Pod, PodSandbox};
+
+/// A restart waits 10 s after the end, doubled for each further one, at most 5 minutes, as the kubelet does it.
+const RESTART_FIRST: Duration = Duration::from_secs(10);
+const RESTART_LAST: Duration = Duration::from_secs(300);
+
+/// One record to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    Sandbox { attempt: u32 },
+    /// Create a container of this name, to run at once.
+    Container { name: String, attempt: u32 },
+    StopContainer { uid: String },
+    StopSandbox { uid: String },
+    /// An ended attempt that a newer one replaced, or a sandbox that ended.
+    Delete { kind: Child, uid: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Child {
+    Sandbox,
+    Container,
+}
+
+/// What to do, how things stand, and when to look again.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    pub wishes: Vec<Wish>,
+    pub status: PodStatus,
+    pub again: Option<Duration>,
+    /// What the pod waits for while `wishes` is empty.
+    pub waiting: Option<String>,
+}
+
+/// Everything that a decision looks at.
+pub struct View {
+    /// Newest first, deleted ones included.
+    pub sandboxes: Vec<Arc<PodSandbox>>,
+    /// Containers of all the sandboxes, newest first.
+    pub containers: Vec<Arc<Container>>,
+    /// ns since the epoch
+    pub now: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Init,
+    Sidecar,
+    Main,
+}
+
+struct Member<'a> {
+    spec: &'a PodContainer,
+    role: Role,
+    newest: Option<&'a Arc<Container>>,
+    attempts: u32,
+}
+
+impl Member<'_> {
+    fn phase(&self) -> Option<ContainerPhase> {
+        self.newest.map(|c| c.status.phase)
+    }
+
+    fn exited(&self) -> Option<i32> {
+        self.newest.filter(|c| c.status.phase == ContainerPhase::Exited).map(|c| c.status.exit_code)
+    }
+
+    fn policy(&self, pod: RestartPolicy) -> RestartPolicy {
+        match (self.role, pod) {
+            (Role::Sidecar, _) => RestartPolicy::Always,
+            // An init container that ended well has done its work.
+            (Role::Init, RestartPolicy::Always) => RestartPolicy::OnFailure,
+            (_, policy) => policy,
+        }
+    }
+
+    /// Ended, and never to be started again.
+    fn over(&self, pod: RestartPolicy) -> bool {
+        match (self.exited(), self.policy(pod)) {
+            (None, _) | (Some(_), RestartPolicy::Always) => false,
+            (Some(code), RestartPolicy::OnFailure) => code == 0,
+            (Some(_), RestartPolicy::Never) => true,
+        }
+    }
+}
+
+/// Decides for one pod.
+pub fn decide(pod: &Pod, view: &View) -> Decision {
+    let spec = &pod.spec;
+    let members = members(pod, view);
+    let mut decision = Decision { status: status(&members), ..Decision::default() };
+    let live: Vec<_> = view.sandboxes.iter().filter(|s| !s.meta.deleted()).collect();
+    let newest = live.first().copied();
+    if let Some(sandbox) = newest {
+        decision.status.ip = sandbox.status.ip.clone();
+        decision.status.sandbox = sandbox.uid().to_owned();
+    }
+    let failed_init = members.iter().any(|m| m.role == Role::Init && m.over(spec.restart_policy) && m.exited() != Some(0));
+    let mains = || members.iter().filter(|m| m.role == Role::Main);
+    let done = failed_init || mains().all(|m| m.over(spec.restart_policy));
+    if done {
+        finish(&mut decision, &members, newest, failed_init);
+        return decision;
+    }
+    match newest {
+        None => decision.wishes.push(Wish::Sandbox { attempt: next_attempt(view) }),
+        Some(s) if s.status.phase == SandboxPhase::NotReady && s.spec.goal == SandboxGoal::Ready => {
+            decision.wishes.push(Wish::Sandbox { attempt: next_attempt(view) });
+        }
+        Some(s) if s.spec.goal == SandboxGoal::Stopped => {
+            decision.wishes.push(Wish::Sandbox { attempt: next_attempt(view) });
+        }
+        Some(s) if s.status.phase == SandboxPhase::Ready => {
+            retire(&mut decision, view, s);
+            start_members(&mut decision, pod, view, s, &members);
+        }
+        Some(_) => decision.waiting = Some("the sandbox is being made".to_owned()),
+    }
+    decision
+}
+
+fn next_attempt(view: &View) -> u32 {
+    view.sandboxes.iter().map(|s| s.spec.pod.attempt + 1).max().unwrap_or(0)
+}
+
+fn members<'a>(pod: &'a Pod, view: &'a View) -> Vec<Member<'a>> {
+    let member = |spec: &'a PodContainer, role| {
+        let mut own = view.containers.iter().filter(|c| c.spec.name == spec.name && !c.meta.deleted());
+        let newest = own.next();
+        Member { spec, role, newest, attempts: newest.map_or(0, |c| c.spec.attempt + 1) }
+    };
+    let init = pod.spec.init_containers.iter().map(|spec| match spec.restart_policy {
+        Some(RestartPolicy::Always) => member(spec, Role::Sidecar),
+        _ => member(spec, Role::Init),
+    });
+    init.chain(pod.spec.containers.iter().map(|spec| member(spec, Role::Main))).collect()
+}
+
+fn status(members: &[Member]) -> PodStatus {
+    let containers = members.iter().map(|m| PodContainerStatus {
+        name: m.spec.name.clone(),
+        init: m.role != Role::Main,
+        uid: m.newest.map(|c| c.uid().to_owned()).unwrap_or_default(),
+        restarts: m.attempts.saturating_sub(1),
+        running: m.phase() == Some(ContainerPhase::Running),
+        exit_code: m.exited(),
+        reason: m.newest.map(|c| reason(c)).unwrap_or_default(),
+        message: m.newest.map(|c| message(c)).unwrap_or_default(),
+    });
+    let containers: Vec<_> = containers.collect();
+    let mut mains = members.iter().filter(|m| m.role == Role::Main);
+    let running = mains.all(|m| matches!(m.phase(), Some(ContainerPhase::Running | ContainerPhase::Exited)));
+    let phase = if running { PodPhase::Running } else { PodPhase::Pending };
+    PodStatus { phase, containers, ..PodStatus::default() }
+}
+
+fn reason(c: &Container) -> String {
+    match c.status.phase {
+        ContainerPhase::Exited => c.status.reason.clone(),
+        _ => failure(c).map(|f| f.reason.clone()).unwrap_or_default(),
+    }
+}
+
+fn message(c: &Container) -> String {
+    match c.status.phase {
+        ContainerPhase::Exited => c.status.message.clone(),
+        _ => failure(c).map(|f| format!("{}: {}", f.stage, f.message)).unwrap_or_default(),
+    }
+}
+
+fn failure(c: &Container) -> Option<&state::Condition> {
+    c.status.conditions.iter().find(|c| c.stage != "Ready" && c.status == state::Truth::False)
+}
+
+/// The pod is over: sidecars stop, then the sandbox.
+fn finish(decision: &mut Decision, members: &[Member], newest: Option<&Arc<PodSandbox>>, failed_init: bool) {
+    let failed = failed_init || members.iter().any(|m| m.role == Role::Main && m.exited() != Some(0));
+    decision.status.phase = if failed { PodPhase::Failed } else { PodPhase::Succeeded };
+    let up = |m: &&Member| matches!(m.phase(), Some(p) if p != ContainerPhase::Exited);
+    let mut running = false;
+    for member in members.iter().filter(up).filter_map(|m| m.newest) {
+        running |= member.status.phase != ContainerPhase::Created;
+        if member.spec.goal != ContainerGoal::Stopped {
+            decision.wishes.push(Wish::StopContainer { uid: member.uid().to_owned() });
+        }
+    }
+    match newest {
+        Some(s) if !running && s.spec.goal != SandboxGoal::Stopped => {
+            decision.wishes.push(Wish::StopSandbox { uid: s.uid().to_owned() });
+        }
+        Some(s) if !s.status.torn_down => decision.waiting = Some("the sandbox is being stopped".to_owned()),
+        _ => {}
+    }
+}
+
+/// Removes what a newer attempt replaced: older sandboxes, and ended containers but the newest of each name.
+fn retire(decision: &mut Decision, view: &View, current: &PodSandbox) {
+    for sandbox in view.sandboxes.iter().filter(|s| s.uid() != current.uid() && !s.meta.deleted()) {
+        decision.wishes.push(Wish::Delete { kind: Child::Sandbox, uid: sandbox.uid().to_owned() });
+    }
+    let mut seen: Vec<&str> = Vec::new();
+    for container in view.containers.iter().filter(|c| c.spec.sandbox == current.uid() && !c.meta.deleted()) {
+        if seen.contains(&container.spec.name.as_str()) {
+            decision.wishes.push(Wish::Delete { kind: Child::Container, uid: container.uid().to_owned() });
+        }
+        seen.push(&container.spec.name);
+    }
+}
+
+fn start_members(decision: &mut Decision, pod: &Pod, view: &View, sandbox: &PodSandbox, members: &[Member]) {
+    for member in members {
+        let here = member.newest.filter(|c| c.spec.sandbox == sandbox.uid());
+        let start = match (here.map(|c| c.status.phase), member.exited()) {
+            (None, _) if member.over(pod.spec.restart_policy) => false,
+            (None, _) => true,
+            (Some(ContainerPhase::Exited), Some(_)) if !member.over(pod.spec.restart_policy) => {
+                let wait = restart_wait(member, view.now);
+                if let Some(wait) = wait {
+                    decision.again = Some(decision.again.map_or(wait, |other| other.min(wait)));
+                    decision.waiting = Some(format!("back-off before {} restarts", member.spec.name));
+                }
+                wait.is_none()
+            }
+            _ => false,
+        };
+        if start {
+            let name = member.spec.name.clone();
+            decision.wishes.push(Wish::Container { name, attempt: member.attempts });
+        }
+        let done = match member.role {
+            Role::Init => member.exited() == Some(0),
+            Role::Sidecar => here.is_some_and(|c| c.status.phase == ContainerPhase::Running),
+            Role::Main => true,
+        };
+        if !done {
+            decision.waiting.get_or_insert_with(|| format!("init container {} is not done", member.spec.name));
+            return;
+        }
+    }
+    let pending = members.iter().find(|m| !matches!(m.phase(), Some(ContainerPhase::Running | ContainerPhase::Exited)));
+    if let Some(member) = pending {
+        let why = member.newest.and_then(|c| failure(c)).map(|f| format!(": {}", f.message)).unwrap_or_default();
+        decision.waiting.get_or_insert_with(|| format!("container {} is not running yet{why}", member.spec.name));
+    }
+}
+
+/// How long until an ended member may start again; `None`: now.
+fn restart_wait(member: &Member, now: i64) -> Option<Duration> {
+    let ended = member.newest.map_or(0, |c| c.status.finished_at);
+    // The first restart comes at once.
+    let restarts = member.attempts.saturating_sub(1);
+    if restarts == 0 {
+        return None;
+    }
+    let delay = RESTART_FIRST.saturating_mul(1 << (restarts - 1).min(5)).min(RESTART_LAST);
+    let passed = Duration::from_nanos(u64::try_from(now.saturating_sub(ended)).unwrap_or(0));
+    delay.checked_sub(passed).filter(|left| !left.is_zero())
+}

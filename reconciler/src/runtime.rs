@@ -1,0 +1,348 @@
+//! The whole: store, node and loop, opened in the one order that is safe, started, or run once.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use state::container::ContainerKind;
+use state::debt::DebtKind;
+use state::image::{ImageKind, ImageSource, ImageSpec};
+use state::node::NodeKind;
+use state::pod::PodKind;
+use state::sandbox::SandboxKind;
+use state::store::New;
+use state::{Kind, Meta, Store};
+use tokio::task::JoinSet;
+
+use crate::engine::controller::{self, Controlled};
+use crate::engine::pass::{self, Mode, Staged};
+use crate::engine::plan::Planned;
+use crate::engine::trigger::{Queues, Receivers};
+use crate::engine::{Context, restore, sweep};
+use crate::error::{Class, Error, Result};
+use crate::image::builtin;
+use crate::world::linux::network;
+use crate::world::{Paths, Settings, World};
+use crate::{container, node};
+
+/// Where an instance lives and how it makes networks.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub root: PathBuf,
+    pub state: PathBuf,
+    pub shim: PathBuf,
+    pub network: network::Mode,
+    pub cni_conf_dir: PathBuf,
+    pub cni_bin_dirs: Vec<PathBuf>,
+}
+
+/// An opened instance; it holds the store's lock.
+pub struct Runtime {
+    pub cx: Arc<Context>,
+    receivers: Receivers,
+}
+
+/// A running loop; dropping it stops the loop and leaves the pods alone.
+pub struct Running {
+    pub cx: Arc<Context>,
+    tasks: JoinSet<()>,
+}
+
+/// A sandbox or pod directory without a record is looked at twice before it is swept.
+const SECOND_LOOK: Duration = Duration::from_secs(30);
+const SWEEP_EVERY: Duration = Duration::from_secs(300);
+
+impl Runtime {
+    /// Opens the store (or rebuilds it from the copies) and the node's parts.
+    pub async fn open(options: Options) -> Result<Runtime> {
+        let root = options.root.clone();
+        crate::world::paths::make_dir(&root)?;
+        let opened = tokio::task::spawn_blocking(move || Store::open(&root, restore::copies(&root))).await;
+        let (store, opened) = opened.map_err(|source| Error::Task { op: "open store", source })??;
+        if let Some(why) = &opened.rebuilt {
+            tracing::warn!("the database was set aside and rebuilt from the copies beside the objects: {why}");
+        }
+        let instance: String = store.root_id().chars().take(8).collect();
+        let paths = Arc::new(Paths { root: options.root, state: options.state, instance: instance.clone() });
+        let network = network::Config {
+            mode: options.network,
+            cni_conf_dir: options.cni_conf_dir,
+            cni_bin_dirs: options.cni_bin_dirs,
+            ..network::Config::new(instance, &paths.root)
+        };
+        let world = World::open(Settings { paths, shim: options.shim, network })?;
+        let (queues, receivers) = Queues::new();
+        let cx = Arc::new(Context::new(store, opened, world, queues));
+        Ok(Runtime { cx, receivers })
+    }
+
+    /// Makes the records that always are, and looks at everything without changing it.
+    async fn prepare(&self) -> Result<()> {
+        let cx = &self.cx;
+        node::ensure(cx).await?;
+        builtin_image(cx).await?;
+        for sandbox in cx.store.list::<SandboxKind>() {
+            let _ = cx.world.runs.add(&cx.world.paths.pod(sandbox.uid()));
+        }
+        for object in cx.store.list::<ContainerKind>() {
+            let _ = cx.world.runs.add(&container::dir(&cx.world.paths, &object));
+        }
+        look::<ImageKind>(cx).await;
+        look::<SandboxKind>(cx).await;
+        look::<ContainerKind>(cx).await;
+        look::<PodKind>(cx).await;
+        let _ = cx.looked.set(());
+        if let Some(node) = cx.store.by_name::<NodeKind>(state::node::LOCAL) {
+            node::pass(cx, &node).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks at everything, then starts the loop.
+    pub async fn start(self) -> Result<Running> {
+        self.cx.world.network.sync_node().await?;
+        self.prepare().await?;
+        let Runtime { cx, receivers } = self;
+        let mut tasks = JoinSet::new();
+        let q = &cx.queues;
+        tasks.spawn(controller::run(cx.clone(), q.nodes.clone(), receivers.nodes));
+        tasks.spawn(controller::run(cx.clone(), q.images.clone(), receivers.images));
+        tasks.spawn(controller::run(cx.clone(), q.sandboxes.clone(), receivers.sandboxes));
+        tasks.spawn(controller::run(cx.clone(), q.containers.clone(), receivers.containers));
+        tasks.spawn(controller::run(cx.clone(), q.pods.clone(), receivers.pods));
+        tasks.spawn(controller::run(cx.clone(), q.sessions.clone(), receivers.sessions));
+        tasks.spawn(controller::run(cx.clone(), q.debts.clone(), receivers.debts));
+        tasks.spawn(watch_runs(cx.clone()));
+        tasks.spawn(watch_shims(cx.clone()));
+        tasks.spawn(crate::world::linux::links::watch(cx.clone()));
+        tasks.spawn(sweep_always(cx.clone()));
+        tasks.spawn(empty_trash(cx.clone()));
+        Ok(Running { cx, tasks })
+    }
+
+    /// What [`Runtime::once`] would do, in its order. Changes nothing.
+    pub async fn plan(&self) -> Result<Vec<Planned>> {
+        self.prepare().await?;
+        plan(&self.cx).await
+    }
+
+    /// Passes until nothing changes, then sweeps.
+    pub async fn once(&self) -> Result<Report> {
+        self.cx.world.network.sync_node().await?;
+        self.prepare().await?;
+        once(&self.cx).await
+    }
+}
+
+impl Running {
+    /// Ends the loop; pods go on.
+    pub async fn stop(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+/// The steps due now, over all objects and orphans.
+pub async fn plan(cx: &Arc<Context>) -> Result<Vec<Planned>> {
+    let mut plan = Vec::new();
+    plan.extend(round::<ImageKind>(cx, Mode::Plan).await.done);
+    plan.extend(round::<PodKind>(cx, Mode::Plan).await.done);
+    plan.extend(round::<SandboxKind>(cx, Mode::Plan).await.done);
+    plan.extend(round::<ContainerKind>(cx, Mode::Plan).await.done);
+    plan.extend(sweep::orphans(cx).await?.iter().map(sweep::Orphan::plan));
+    Ok(plan)
+}
+
+/// What a single run did and left.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub done: Vec<Planned>,
+    /// Could not be done now, but may be later.
+    pub failed: Vec<String>,
+    /// Only a person can help.
+    pub human: Vec<String>,
+}
+
+impl Report {
+    /// 0 clean, 10 repaired, 20 needs a human, 30 failed.
+    pub fn exit_code(&self) -> u8 {
+        match (self.failed.is_empty(), self.human.is_empty(), self.done.is_empty()) {
+            (false, _, _) => 30,
+            (true, false, _) => 20,
+            (true, true, false) => 10,
+            (true, true, true) => 0,
+        }
+    }
+
+    fn merge(&mut self, other: Report) {
+        self.done.extend(other.done);
+        self.failed = other.failed;
+        self.human = other.human;
+    }
+}
+
+/// More rounds than any chain of dependencies (pod, sandbox, container, and back) needs.
+const ROUNDS: usize = 32;
+
+async fn once(cx: &Arc<Context>) -> Result<Report> {
+    let mut report = Report::default();
+    for _ in 0..ROUNDS {
+        let mut all = Report::default();
+        for one in [
+            round::<ImageKind>(cx, Mode::Act).await,
+            round::<PodKind>(cx, Mode::Act).await,
+            round::<SandboxKind>(cx, Mode::Act).await,
+            round::<ContainerKind>(cx, Mode::Act).await,
+        ] {
+            all.done.extend(one.done);
+            all.failed.extend(one.failed);
+            all.human.extend(one.human);
+        }
+        for debt in cx.store.list::<DebtKind>() {
+            if let Err(e) = crate::debt::pass(cx, &debt).await {
+                all.human.push(format!("owed network teardown of {}: {e}", debt.spec.object));
+            }
+        }
+        let quiet = all.done.is_empty();
+        report.merge(all);
+        if quiet {
+            break;
+        }
+    }
+    for orphan in sweep::orphans(cx).await? {
+        match sweep::sweep(cx, &orphan).await {
+            Ok(()) => report.done.push(orphan.plan()),
+            Err(e) => report.failed.push(format!("{orphan:?}: {e}")),
+        }
+    }
+    for (kind, uid, why) in &cx.opened.quarantined {
+        report.human.push(format!("{kind} {uid}: its record cannot be read: {why}"));
+    }
+    let trash = cx.clone();
+    let emptied = tokio::task::spawn_blocking(move || trash.world.trash.empty()).await;
+    if let Ok(Err(e)) = emptied {
+        report.failed.push(format!("trash: {e}"));
+    }
+    Ok(report)
+}
+
+/// One pass over every object of a kind, all at once.
+async fn round<K: Staged + Controlled>(cx: &Arc<Context>, mode: Mode) -> Report {
+    let mut objects = cx.store.list::<K>();
+    objects.retain(|o| !o.meta.paused());
+    // Oldest first, so that a plan reads in the order of creation.
+    objects.reverse();
+    let passes = join_all(objects.iter().map(|object| async move {
+        let planned = pass::run(cx, object, Mode::Plan).await;
+        match (planned, mode) {
+            (Err(e), _) => (Vec::new(), Some(e)),
+            (Ok(passed), Mode::Plan) => (passed.plan, None),
+            (Ok(passed), Mode::Act) if passed.plan.is_empty() && !object.meta.deleted() => {
+                cx.store.set_status::<K>(object.uid(), passed.status);
+                (Vec::new(), passed.error)
+            }
+            (Ok(passed), Mode::Act) => {
+                let result = crate::engine::staged::pass(cx, object).await;
+                (passed.plan, result.err())
+            }
+        }
+    }));
+    let mut report = Report::default();
+    for (object, (plan, error)) in objects.iter().zip(passes.await) {
+        report.done.extend(plan);
+        match error {
+            None | Some(Error::Pending(_)) => {}
+            Some(e) if e.class() == Class::Transient => report.failed.push(format!("{} {}: {e}", K::KIND, object.meta.name)),
+            Some(e) => report.human.push(format!("{} {}: {e}", K::KIND, object.meta.name)),
+        }
+    }
+    report
+}
+
+/// The first look: statuses from what is there, nothing changed.
+async fn look<K: Staged>(cx: &Arc<Context>) {
+    let objects = cx.store.list::<K>();
+    let looks = join_all(objects.iter().map(|object| pass::run(cx, object, Mode::Plan))).await;
+    for (object, look) in objects.iter().zip(looks) {
+        match look {
+            Ok(passed) => cx.store.set_status::<K>(object.uid(), passed.status),
+            Err(e) => tracing::warn!(kind = K::KIND, name = object.meta.name, "first look: {e}"),
+        }
+    }
+}
+
+async fn builtin_image(cx: &Arc<Context>) -> Result<()> {
+    if cx.store.by_name::<ImageKind>(builtin::REFERENCE).is_some() {
+        return Ok(());
+    }
+    let meta = Meta { name: builtin::REFERENCE.to_owned(), ..Meta::default() };
+    let spec = ImageSpec { source: ImageSource::BuiltIn, pinned: true, ..ImageSpec::default() };
+    match cx.store.create::<ImageKind>(New { meta, spec }).await {
+        Ok(_) | Err(state::Error::AlreadyExists { .. }) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Run records that were written: look at their objects.
+async fn watch_runs(cx: Arc<Context>) {
+    let mut runs = cx.world.runs.forward();
+    while let Some(dir) = runs.recv().await {
+        let Some(dir) = dir else {
+            cx.store.list::<ContainerKind>().iter().for_each(|c| cx.queues.containers.look(c.uid(), "run record"));
+            cx.store.list::<SandboxKind>().iter().for_each(|s| cx.queues.sandboxes.look(s.uid(), "run record"));
+            continue;
+        };
+        let Some(uid) = dir.file_name().and_then(|name| name.to_str()) else { continue };
+        let container = dir.parent().is_some_and(|parent| parent.ends_with("containers"));
+        if container {
+            cx.queues.containers.look(uid, "run record");
+        } else {
+            cx.queues.sandboxes.look(uid, "run record");
+        }
+    }
+}
+
+async fn watch_shims(cx: Arc<Context>) {
+    let mut deaths = cx.world.shims.deaths();
+    while let Some(uid) = deaths.recv().await {
+        cx.queues.sandboxes.look(&uid, "shim gone");
+    }
+}
+
+/// Sweeps what stays an orphan over two looks.
+async fn sweep_always(cx: Arc<Context>) {
+    loop {
+        let first = sweep::orphans(&cx).await.unwrap_or_default();
+        tokio::time::sleep(SECOND_LOOK).await;
+        if !first.is_empty() {
+            let second = sweep::orphans(&cx).await.unwrap_or_default();
+            for orphan in first.intersection(&second) {
+                if let Err(e) = sweep::sweep(&cx, orphan).await {
+                    tracing::warn!(?orphan, "could not be swept, trying again later: {e}");
+                }
+            }
+        }
+        if let Err(e) = crate::image::collect::garbage(&cx).await {
+            tracing::warn!("image garbage: {e}");
+        }
+        tokio::time::sleep(SWEEP_EVERY - SECOND_LOOK).await;
+    }
+}
+
+/// Deletes behind everyone's back what was renamed away.
+async fn empty_trash(cx: Arc<Context>) {
+    loop {
+        let work = cx.clone();
+        let emptied = tokio::task::spawn_blocking(move || work.world.trash.empty()).await;
+        if let Ok(Err(e)) = emptied {
+            tracing::warn!("trash: {e}");
+            tokio::time::sleep(SECOND_LOOK).await;
+        }
+        cx.world.trash.buried().await;
+    }
+}
+
+/// The number of records of a kind, for messages.
+pub fn count<K: Kind>(cx: &Context) -> usize {
+    cx.store.list::<K>().len()
+}

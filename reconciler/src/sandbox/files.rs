@@ -1,0 +1,141 @@
+//! Stage `files`: hostname, hosts, resolv.conf and /dev/shm (CRI contract, sandbox files).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use state::PodSandbox;
+use state::sandbox::{Dns, NamespaceMode, SandboxKind};
+
+use crate::engine::Context;
+use crate::engine::record::replace;
+use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::error::{Error, Result};
+use crate::world::Paths;
+use crate::world::linux::files::{is_mount_point, mount_shm, unmount};
+
+pub struct Files;
+
+/// Where a sandbox's files are.
+pub struct SandboxFiles {
+    pub hostname: PathBuf,
+    pub hosts: PathBuf,
+    pub resolv_conf: PathBuf,
+    /// The host's with host ipc.
+    pub shm: PathBuf,
+}
+
+pub fn paths(paths: &Paths, object: &PodSandbox) -> SandboxFiles {
+    let dir = paths.pod(object.uid());
+    SandboxFiles {
+        hostname: dir.join("hostname"),
+        hosts: dir.join("hosts"),
+        resolv_conf: dir.join("resolv.conf"),
+        shm: if own_shm(object) { paths.shm(object.uid()) } else { "/dev/shm".into() },
+    }
+}
+
+fn own_shm(object: &PodSandbox) -> bool {
+    object.spec.namespaces.ipc != NamespaceMode::Node
+}
+
+pub struct Have {
+    missing: Option<&'static str>,
+    shm: bool,
+}
+
+impl Stage<SandboxKind> for Files {
+    type Have = Have;
+    const NAME: &'static str = "files";
+
+    async fn observe(cx: &Context, object: &PodSandbox) -> Result<Have> {
+        let files = paths(&cx.world.paths, object);
+        let all = [("hostname", &files.hostname), ("hosts", &files.hosts), ("resolv.conf", &files.resolv_conf)];
+        let shm = own_shm(object) && is_mount_point(&files.shm)?;
+        let mut missing = all.into_iter().find(|(_, path)| !path.exists()).map(|(name, _)| name);
+        if own_shm(object) && !shm {
+            missing = missing.or(Some("shm"));
+        }
+        Ok(Have { missing, shm })
+    }
+
+    fn diff(object: &PodSandbox, have: &Have) -> Step {
+        match have.missing {
+            None => Step::Keep,
+            Some(name) if object.status.pid > 0 => Step::Remake(Why::new("Missing", format!("{name} is gone"))),
+            Some(_) => Step::Make(Why::new("Absent", "")),
+        }
+    }
+
+    /// The files lie in the object's directory and go with it; only the mount must be undone.
+    fn present(have: &Have) -> bool {
+        have.shm
+    }
+
+    async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
+        let files = paths(&cx.world.paths, object);
+        let name = match object.spec.hostname.as_str() {
+            "" => host_name()?,
+            name => name.to_owned(),
+        };
+        make(&files.hostname, || Ok(format!("{name}\n").into_bytes()))?;
+        make(&files.hosts, || host_file("/etc/hosts"))?;
+        make(&files.resolv_conf, || match &object.spec.dns {
+            None => host_file("/etc/resolv.conf"),
+            Some(dns) => Ok(resolv_conf(dns).into_bytes()),
+        })?;
+        if own_shm(object) {
+            mount_shm(&files.shm)?;
+        }
+        Ok(())
+    }
+
+    async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
+        unmount(&cx.world.paths.shm(object.uid()))?;
+        Ok(Undone::Done)
+    }
+}
+
+fn make(path: &Path, text: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    replace(path, &text()?)
+}
+
+fn host_name() -> Result<String> {
+    let path = "/proc/sys/kernel/hostname";
+    Ok(fs::read_to_string(path).map_err(Error::io("read", path))?.trim().to_owned())
+}
+
+/// A host file, or nothing where the host has none.
+fn host_file(path: &str) -> Result<Vec<u8>> {
+    Ok(crate::engine::record::read(Path::new(path))?.unwrap_or_default())
+}
+
+/// One `search` line, a `nameserver` line each, one `options` line; an empty configuration is an empty file.
+fn resolv_conf(dns: &Dns) -> String {
+    let mut text = String::new();
+    if !dns.searches.is_empty() {
+        text += &format!("search {}\n", dns.searches.join(" "));
+    }
+    for server in &dns.servers {
+        text += &format!("nameserver {server}\n");
+    }
+    if !dns.options.is_empty() {
+        text += &format!("options {}\n", dns.options.join(" "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolv_conf_has_the_order_that_cri_asks_for() {
+        let list = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect();
+        let dns = Dns { servers: list(&["10.0.0.1", "10.0.0.2"]), searches: list(&["a", "b"]), options: list(&["x"]) };
+        assert_eq!(resolv_conf(&dns), "search a b\nnameserver 10.0.0.1\nnameserver 10.0.0.2\noptions x\n");
+        assert_eq!(resolv_conf(&Dns::default()), "");
+    }
+}

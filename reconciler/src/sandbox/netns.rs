@@ -1,0 +1,148 @@
+//! Stage `netns`: the network, ipc and uts namespaces, pinned by bind mounts.
+
+use std::path::{Path, PathBuf};
+
+use shim::record;
+use state::PodSandbox;
+use state::sandbox::{NamespaceMode, SandboxKind, SandboxSpec, SandboxStatus};
+
+use super::host_network;
+use crate::engine::record::{replace, unlink};
+use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::engine::{Context, live};
+use crate::error::{Error, Result};
+use crate::world::Paths;
+use crate::world::linux::netns::{self, Pin, Pins};
+use crate::world::paths::make_dir;
+
+pub struct Netns;
+
+/// Where a sandbox's namespaces are pinned; `None` is the host's.
+pub fn pins(paths: &Paths, object: &PodSandbox) -> Pins {
+    let dir = paths.pod_state(object.uid()).join("ns");
+    let own_net = !host_network(&object.spec);
+    Pins {
+        net: own_net.then(|| paths.netns(object.uid())),
+        ipc: (object.spec.namespaces.ipc != NamespaceMode::Node).then(|| dir.join("ipc")),
+        uts: own_net.then(|| dir.join("uts")),
+        hostname: object.spec.hostname.clone(),
+        sysctls: object.spec.sysctls.clone(),
+        user: user_namespace(&object.spec),
+    }
+}
+
+fn user_namespace(spec: &SandboxSpec) -> bool {
+    spec.namespaces.user.as_ref().is_some_and(|user| user.mode == NamespaceMode::Pod)
+}
+
+fn kinds(pins: &Pins) -> Vec<(netns::Kind, PathBuf)> {
+    let all = [(netns::Kind::Net, &pins.net), (netns::Kind::Ipc, &pins.ipc), (netns::Kind::Uts, &pins.uts)];
+    all.into_iter().filter_map(|(kind, path)| Some((kind, path.clone()?))).collect()
+}
+
+/// Tells a lost pin from one not yet made.
+fn marker(paths: &Paths, uid: &str) -> PathBuf {
+    paths.pod_state(uid).join("pinned")
+}
+
+pub struct Have {
+    wanted: usize,
+    missing: Vec<(netns::Kind, PathBuf)>,
+    made: bool,
+    /// A living process of the pod, from which a pin can be had again.
+    donor: Option<i32>,
+    net: Option<PathBuf>,
+}
+
+impl Stage<SandboxKind> for Netns {
+    type Have = Have;
+    const NAME: &'static str = "netns";
+
+    async fn observe(cx: &Context, object: &PodSandbox) -> Result<Have> {
+        let paths = &cx.world.paths;
+        let pins = pins(paths, object);
+        let wanted = kinds(&pins);
+        let mut missing = Vec::new();
+        for (kind, path) in &wanted {
+            if !matches!(netns::observe(path).map_err(failed)?, Pin::Ns { .. }) {
+                missing.push((*kind, path.clone()));
+            }
+        }
+        let made = marker(paths, object.uid()).exists();
+        let donor = if made && !missing.is_empty() { donor(cx, object)? } else { None };
+        Ok(Have { wanted: wanted.len(), missing, made, donor, net: pins.net })
+    }
+
+    fn diff(_: &PodSandbox, have: &Have) -> Step {
+        match (have.missing.is_empty(), have.made, have.donor) {
+            (true, true, _) => Step::Keep,
+            (_, false, _) => Step::Make(Why::new("Absent", "")),
+            (false, true, Some(pid)) => {
+                Step::Remake(Why::risky("PinLost", format!("a pin is gone; process {pid} still has the namespace")))
+            }
+            (false, true, None) => Step::Lost(Why::risky("PinLost", "a namespace is gone with its processes")),
+        }
+    }
+
+    fn present(have: &Have) -> bool {
+        have.made || have.missing.len() < have.wanted
+    }
+
+    fn report(have: &Have, status: &mut SandboxStatus) {
+        if let (Some(net), true) = (&have.net, have.missing.is_empty()) {
+            status.netns = net.display().to_string();
+        }
+    }
+
+    async fn act(cx: &Context, object: &PodSandbox, step: &Step) -> Result<()> {
+        let pins = pins(&cx.world.paths, object);
+        let marker = marker(&cx.world.paths, object.uid());
+        if let Step::Remake(_) = step {
+            let have = Self::observe(cx, object).await?;
+            let Some(pid) = have.donor else { return Ok(()) };
+            for (kind, path) in have.missing {
+                netns::rebind(&path, kind, pid.unsigned_abs()).map_err(failed)?;
+            }
+            return Ok(());
+        }
+        make_dir(marker.parent().unwrap_or(Path::new("/")))?;
+        // Its own thread: a thread keeps the namespaces that it made.
+        tokio::task::spawn_blocking(move || netns::ensure(&pins))
+            .await
+            .map_err(|source| Error::Task { op: "make namespaces", source })?
+            .map_err(failed)?;
+        replace(&marker, b"")
+    }
+
+    async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
+        for (_, path) in kinds(&pins(&cx.world.paths, object)) {
+            netns::remove(&path).map_err(failed)?;
+        }
+        unlink(&marker(&cx.world.paths, object.uid()))?;
+        Ok(Undone::Done)
+    }
+}
+
+fn donor(cx: &Context, object: &PodSandbox) -> Result<Option<i32>> {
+    let paths = &cx.world.paths;
+    let mut dirs = vec![paths.pod(object.uid())];
+    let containers = cx.store.owned::<state::container::ContainerKind>(object.uid());
+    dirs.extend(containers.iter().map(|c| paths.container(object.uid(), c.uid())));
+    for dir in dirs {
+        let run = record::read(&Paths::run_record(&dir));
+        let run = run.map_err(crate::world::linux::shims::fault("read run record", object.uid()))?;
+        if let Some(pid) = run.and_then(|run| live::pid(&run, &cx.world.clock.boot_id)) {
+            return Ok(Some(pid));
+        }
+    }
+    Ok(None)
+}
+
+fn failed(e: netns::Error) -> Error {
+    match e.class() {
+        crate::world::linux::network::Class::Permanent => Error::Refused(e.to_string()),
+        crate::world::linux::network::Class::Transient => {
+            Error::Io { op: "pin namespaces:", path: PathBuf::new(), source: std::io::Error::other(e) }
+        }
+    }
+}

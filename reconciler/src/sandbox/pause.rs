@@ -1,0 +1,89 @@
+//! Stage `pause`: the pod's first process. Its loss is fatal only where the pod shares its pid namespace.
+
+use shim::record::{self, RunRecord};
+use state::PodSandbox;
+use state::sandbox::{SandboxKind, SandboxStatus};
+
+use super::{cgroup_path, netns, shares_pid};
+use crate::engine::record::unlink;
+use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::engine::{Context, live};
+use crate::error::{Error, Result};
+use crate::world::Paths;
+use crate::world::linux::shims::fault;
+
+pub struct Pause;
+
+pub struct Have {
+    run: Option<RunRecord>,
+    pid: Option<i32>,
+}
+
+impl Stage<SandboxKind> for Pause {
+    type Have = Have;
+    const NAME: &'static str = "pause";
+
+    async fn observe(cx: &Context, object: &PodSandbox) -> Result<Have> {
+        let path = Paths::run_record(&cx.world.paths.pod(object.uid()));
+        let run = record::read(&path).map_err(fault("read run record", object.uid()))?;
+        let pid = run.as_ref().and_then(|run| live::pid(run, &cx.world.clock.boot_id));
+        Ok(Have { run, pid })
+    }
+
+    fn diff(object: &PodSandbox, have: &Have) -> Step {
+        let started = have.run.as_ref().is_some_and(|run| run.start.is_some());
+        match (have.pid, started) {
+            (Some(_), _) => Step::Keep,
+            (None, false) => Step::Make(Why::new("Absent", "")),
+            (None, true) if shares_pid(&object.spec) => {
+                Step::Lost(Why::risky("PauseLost", "the pause is gone, and with it the pid namespace of the pod"))
+            }
+            (None, true) => Step::Remake(Why::new("Gone", "the pause has ended")),
+        }
+    }
+
+    fn present(have: &Have) -> bool {
+        have.pid.is_some()
+    }
+
+    fn report(have: &Have, status: &mut SandboxStatus) {
+        status.pid = have.pid.unwrap_or(0);
+    }
+
+    async fn act(cx: &Context, object: &PodSandbox, step: &Step) -> Result<()> {
+        let paths = &cx.world.paths;
+        let dir = paths.pod(object.uid());
+        let pod = &object.spec.pod;
+        let client = cx.world.shims.ensure(&pod.namespace, &pod.name, object.uid()).await?;
+        if matches!(step, Step::Remake(_)) {
+            client.delete(shim::PAUSE).await.map_err(fault("clear pause", object.uid()))?;
+            unlink(&Paths::run_record(&dir))?;
+        }
+        cx.world.runs.add(&dir)?;
+        let pins = netns::pins(paths, object);
+        let path = |path: Option<std::path::PathBuf>| path.map(|p| p.display().to_string()).unwrap_or_default();
+        let request = shim::api::PauseRequest {
+            record: Paths::run_record(&dir).display().to_string(),
+            netns: path(pins.net),
+            ipc: path(pins.ipc),
+            uts: path(pins.uts),
+            user: String::new(),
+            new_pid_ns: shares_pid(&object.spec),
+            cgroup: cgroup_path(cx, object, object.uid()),
+            hostname: String::new(),
+        };
+        let started = client.pause(request).await.map_err(fault("start pause", object.uid()))?;
+        tracing::info!(pid = started.pid, "pause started");
+        Ok(())
+    }
+
+    async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
+        let pod = &object.spec.pod;
+        let client = cx.world.shims.ensure(&pod.namespace, &pod.name, object.uid()).await?;
+        client.delete(shim::PAUSE).await.map_err(fault("end pause", object.uid()))?;
+        match Self::observe(cx, object).await?.pid {
+            None => Ok(Undone::Done),
+            Some(pid) => Err(Error::Pending(format!("pause {pid} has not ended yet"))),
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! One-shot wishes, done at most once.
+
+pub mod execsync;

@@ -1,0 +1,111 @@
+//! The image store as one part of the world: content, unpacked layers, the built-in image.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::content::{self, Content};
+use super::layers::Layers;
+use super::unpack::Limits;
+use crate::error::{Class, Error, Result};
+use crate::image::manifest::{ChainId, Loaded};
+
+pub struct Images {
+    store: Arc<Inner>,
+}
+
+struct Inner {
+    content: Content,
+    layers: Layers,
+    shim: PathBuf,
+    root: PathBuf,
+}
+
+/// An image's failure as an error of a stage.
+pub fn failed(image: &str) -> impl Fn(content::Error) -> Error {
+    let image = image.to_owned();
+    move |e| {
+        let class = match e.class() {
+            content::Class::Permanent => Class::Permanent,
+            content::Class::Transient => Class::Transient,
+        };
+        Error::Image { image: image.clone(), problem: e.to_string(), class }
+    }
+}
+
+impl Images {
+    pub fn open(root: &Path, shim: PathBuf) -> Result<Images> {
+        let content = Content::open(root).map_err(failed("store"))?;
+        let layers = Layers::open(root, Limits::default()).map_err(failed("store"))?;
+        Ok(Images { store: Arc::new(Inner { content, layers, shim, root: root.to_owned() }) })
+    }
+
+    /// Directory of the image store (CRI `FilesystemIdentifier.mountpoint`).
+    pub fn dir(&self) -> &Path {
+        &self.store.root
+    }
+
+    pub fn content(&self) -> &Content {
+        &self.store.content
+    }
+
+    pub fn layers(&self) -> &Layers {
+        &self.store.layers
+    }
+
+    async fn work<T: Send + 'static>(
+        &self,
+        image: &str,
+        work: impl FnOnce(&Inner) -> content::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let store = self.store.clone();
+        let done = tokio::task::spawn_blocking(move || work(&store)).await;
+        done.map_err(|source| Error::Task { op: "work on image store", source })?.map_err(failed(image))
+    }
+
+    /// The parsed manifest and configuration, if they are here.
+    pub async fn load(&self, digest: &str) -> Result<Option<Loaded>> {
+        let wanted = digest.to_owned();
+        self.work(digest, move |store| match Loaded::read(&store.content, &wanted) {
+            Err(content::Error::NotFound(_)) => Ok(None),
+            other => other.map(Some),
+        })
+        .await
+    }
+
+    /// Makes sure that the built-in image's content is here; answers its manifest's digest.
+    pub async fn builtin(&self) -> Result<String> {
+        let made = self.work(crate::image::builtin::REFERENCE, |store| {
+            crate::image::builtin::ensure(&store.content, &store.shim)
+        });
+        Ok(made.await?.to_string())
+    }
+
+    /// How many of these layers are not unpacked.
+    pub async fn missing(&self, chain_ids: &[String]) -> Result<usize> {
+        let chain = parse(chain_ids)?;
+        self.work("layers", move |store| {
+            Ok(store.layers.observe(&chain)?.iter().filter(|meta| meta.is_none()).count())
+        })
+        .await
+    }
+
+    /// Unpacks what is missing of the image with this manifest.
+    pub async fn unpack(&self, manifest: &str) -> Result<()> {
+        let wanted = manifest.to_owned();
+        self.work(manifest, move |store| {
+            let loaded = Loaded::read(&store.content, &wanted)?;
+            store.layers.ensure(&store.content, &loaded).map(drop)
+        })
+        .await
+    }
+
+    /// The trees of these layers, top first, for an overlay.
+    pub fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
+        Ok(parse(chain_ids)?.iter().rev().map(|chain| self.store.layers.fs(chain)).collect())
+    }
+}
+
+fn parse(chain_ids: &[String]) -> Result<Vec<ChainId>> {
+    let parse = |text: &String| ChainId::parse(text).map_err(failed(text));
+    chain_ids.iter().map(parse).collect()
+}

@@ -1,0 +1,530 @@
+//! Root file systems and other mounts of containers, and what is mounted where.
+//!
+//! An overlay is made by the mount API of descriptors (fsopen(2)), which takes one layer at a time, so that neither
+//! their number nor odd characters in paths matter. Kernels before 6.5 lack `lowerdir+`: there mount(2) gets the layers
+//! as `/proc/self/fd/N`, which keeps the option string within its one page.
+
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::Mode;
+
+use super::content::{Error, Result, token};
+
+/// Layers must not redirect look-ups (`redirect_dir`, `metacopy`) nor depend on what lay below before (`index`).
+const OPTIONS: [(&CStr, &CStr); 3] = [
+    (c"index", c"off"),
+    (c"metacopy", c"off"),
+    (c"redirect_dir", c"nofollow"),
+];
+/// Longest string that fsconfig(2) takes.
+const STRING: usize = 255;
+
+const FSCONFIG_SET_STRING: libc::c_uint = 1;
+const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
+const FSOPEN_CLOEXEC: libc::c_uint = 1;
+const FSMOUNT_CLOEXEC: libc::c_uint = 1;
+const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
+const MOUNT_ATTR_RDONLY: libc::c_uint = 1;
+
+/// Mounts an overlay of `lower` (top first) with `upper` and `work` at `target`, making these directories if need be.
+/// An overlay that is mounted there already is left as it is: a second one on a live upper directory would damage it.
+pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path) -> Result<()> {
+    match observe(target)? {
+        Some(Mounted {
+            kind: FsKind::Overlay, ..
+        }) => return Ok(()),
+        Some(_) => {
+            return Err(Error::Busy {
+                target: target.display().to_string(),
+                holder: None,
+            });
+        }
+        None => {}
+    }
+    for dir in [upper, work, target] {
+        fs::create_dir_all(dir).map_err(Error::io("create directory", dir.display()))?;
+    }
+    let empty;
+    let mut lower = lower;
+    if lower.is_empty() {
+        // An image may have no layers; overlay wants one.
+        empty = [work.join("none")];
+        fs::create_dir_all(&empty[0]).map_err(Error::io("create directory", empty[0].display()))?;
+        lower = &empty;
+    }
+    let mounted = match overlay(lower, Some((upper, work)), 0) {
+        Ok(fd) => attach(&fd, target),
+        Err(Errno::EINVAL | Errno::ENOSYS) => mount_by_options(lower, Some((upper, work)), target),
+        Err(e) => Err(e),
+    };
+    mounted.map_err(Error::io("mount the root file system at", target.display()))
+}
+
+/// The merged, read-only view of `lower` (top first), attached nowhere: gone when the descriptor is closed.
+pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
+    let shown = lower
+        .first()
+        .map_or_else(|| "no layers".into(), |top| top.display().to_string());
+    let failed = |e: Errno| Error::io("mount a view of", &shown)(e);
+    match lower {
+        [] => Err(Error::invalid("view of layers", "there is none")),
+        // Overlay wants two. (A whiteout may show here as the device that it is.)
+        [one] => open_path(one).map_err(failed),
+        _ => match overlay(lower, None, MOUNT_ATTR_RDONLY) {
+            Ok(fd) => Ok(fd),
+            Err(Errno::EINVAL | Errno::ENOSYS) => detached_by_options(lower).map_err(failed),
+            Err(e) => Err(failed(e)),
+        },
+    }
+}
+
+fn open_path(path: &Path) -> nix::Result<OwnedFd> {
+    nix::fcntl::open(
+        path,
+        OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )
+}
+
+/// A path that fits, and the descriptor that it may lean on.
+fn short(path: &Path) -> nix::Result<(CString, Option<OwnedFd>)> {
+    if path.as_os_str().len() <= STRING {
+        return Ok((
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?,
+            None,
+        ));
+    }
+    let fd = open_path(path)?;
+    let name = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(|_| Errno::EINVAL)?;
+    Ok((name, Some(fd)))
+}
+
+/// An overlay attached nowhere. EINVAL: this kernel does not know `lowerdir+`, or really something else; mount(2), which
+/// is tried then, tells.
+fn overlay(lower: &[PathBuf], upper: Option<(&Path, &Path)>, attributes: libc::c_uint) -> nix::Result<OwnedFd> {
+    // SAFETY: the name is NUL-terminated; a descriptor that the kernel answers is ours.
+    let fs = unsafe { fd_from(libc::syscall(libc::SYS_fsopen, c"overlay".as_ptr(), FSOPEN_CLOEXEC))? };
+    let mut kept = Vec::new();
+    let mut set_path = |key: &CStr, path: &Path| {
+        let (path, fd) = short(path)?;
+        kept.extend(fd);
+        configure(&fs, FSCONFIG_SET_STRING, Some((key, &path)))
+    };
+    for layer in lower {
+        set_path(c"lowerdir+", layer)?;
+    }
+    if let Some((upper, work)) = upper {
+        set_path(c"upperdir", upper)?;
+        set_path(c"workdir", work)?;
+    }
+    configure(&fs, FSCONFIG_SET_STRING, Some((c"source", c"overlay")))?;
+    for (key, value) in OPTIONS {
+        configure(&fs, FSCONFIG_SET_STRING, Some((key, value)))?;
+    }
+    configure(&fs, FSCONFIG_CMD_CREATE, None)?;
+    // SAFETY: only numbers are passed; a descriptor that the kernel answers is ours.
+    unsafe {
+        fd_from(libc::syscall(
+            libc::SYS_fsmount,
+            fs.as_raw_fd(),
+            FSMOUNT_CLOEXEC,
+            attributes,
+        ))
+    }
+}
+
+fn configure(fs: &OwnedFd, command: libc::c_uint, pair: Option<(&CStr, &CStr)>) -> nix::Result<()> {
+    let (key, value) = pair.map_or((std::ptr::null(), std::ptr::null()), |(k, v)| (k.as_ptr(), v.as_ptr()));
+    // SAFETY: both pointers are null or NUL-terminated strings that outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), command, key, value, 0) };
+    Errno::result(result).map(drop)
+}
+
+/// # Safety
+/// `result` must come from a system call that answers a new descriptor or -1.
+unsafe fn fd_from(result: libc::c_long) -> nix::Result<OwnedFd> {
+    let fd = Errno::result(result)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn attach(mount: &OwnedFd, target: &Path) -> nix::Result<()> {
+    let path = CString::new(target.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: both strings are NUL-terminated and outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            MOVE_MOUNT_F_EMPTY_PATH,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// For kernels before 6.5.
+fn mount_by_options(lower: &[PathBuf], upper: Option<(&Path, &Path)>, target: &Path) -> nix::Result<()> {
+    let mut kept = Vec::new();
+    let mut link = |path: &Path| -> nix::Result<String> {
+        let fd = open_path(path)?;
+        let text = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        kept.push(fd);
+        Ok(text)
+    };
+    let layers = lower.iter().map(|l| link(l)).collect::<nix::Result<Vec<_>>>()?;
+    let mut options = format!("lowerdir={}", layers.join(":"));
+    let mut flags = MsFlags::empty();
+    match upper {
+        Some((upper, work)) => {
+            options.push_str(&format!(",upperdir={},workdir={}", link(upper)?, link(work)?));
+        }
+        None => flags |= MsFlags::MS_RDONLY,
+    }
+    for (key, value) in OPTIONS {
+        options.push_str(&format!(",{}={}", key.to_string_lossy(), value.to_string_lossy()));
+    }
+    mount(Some("overlay"), target, Some("overlay"), flags, Some(options.as_str()))
+}
+
+fn detached_by_options(lower: &[PathBuf]) -> nix::Result<OwnedFd> {
+    let point = std::env::temp_dir().join(format!("reconcile-view-{}", token()));
+    fs::DirBuilder::new()
+        .create(&point)
+        .map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO)))?;
+    let view = mount_by_options(lower, None, &point).and_then(|()| {
+        // The descriptor keeps the file system when the mount point is gone.
+        let view = open_path(&point);
+        umount2(&point, MntFlags::MNT_DETACH).and(view)
+    });
+    let _ = fs::remove_dir(&point);
+    view
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FsKind {
+    Overlay,
+    Tmpfs,
+    Other,
+}
+
+/// What is mounted at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// The kernel's mount id, as in mountinfo.
+    pub id: u64,
+    pub kind: FsKind,
+}
+
+/// What is mounted at `target` itself; `None` if nothing, or if it does not exist.
+pub fn observe(target: &Path) -> Result<Option<Mounted>> {
+    let failed = |e: Errno| Error::io("look at the mount", target.display())(e);
+    let path = CString::new(target.as_os_str().as_bytes()).map_err(|_| failed(Errno::EINVAL))?;
+    let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT;
+    // SAFETY: statx is plain numbers, for which zeroes are valid.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is NUL-terminated, `stat` is writable; both outlive the call.
+    let result = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, libc::STATX_MNT_ID, &mut stat) };
+    match Errno::result(result) {
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
+        other => other.map_err(failed)?,
+    };
+    if stat.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 == 0 {
+        return Ok(None);
+    }
+    let kind = match nix::sys::statfs::statfs(target).map_err(failed)?.filesystem_type() {
+        nix::sys::statfs::OVERLAYFS_SUPER_MAGIC => FsKind::Overlay,
+        nix::sys::statfs::TMPFS_MAGIC => FsKind::Tmpfs,
+        _ => FsKind::Other,
+    };
+    Ok(Some(Mounted {
+        id: stat.stx_mnt_id,
+        kind,
+    }))
+}
+
+/// Unmounts all that is mounted at `target`; not mounted or absent is success. Busy names a process that holds it, if
+/// one is found.
+pub fn unmount(target: &Path) -> Result<()> {
+    for _ in 0..64 {
+        match umount2(target, MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => {}
+            // Not a mount point (any more), or no such path.
+            Err(Errno::EINVAL | Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
+            Err(Errno::EBUSY) => {
+                return Err(Error::Busy {
+                    target: target.display().to_string(),
+                    holder: holder(target),
+                });
+            }
+            Err(e) => return Err(Error::io("unmount", target.display())(e)),
+        }
+    }
+    Err(Error::Busy {
+        target: target.display().to_string(),
+        holder: None,
+    })
+}
+
+/// A process with its root, working directory or an open file below `target`. Links are only read, never followed, so
+/// that a hung file system does not hang us.
+fn holder(target: &Path) -> Option<i32> {
+    let below = |link: PathBuf| fs::read_link(link).is_ok_and(|to| to.starts_with(target));
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else {
+            continue;
+        };
+        let proc = entry.path();
+        let open = fs::read_dir(proc.join("fd")).into_iter().flatten().flatten();
+        if ["cwd", "root", "exe"].iter().any(|l| below(proc.join(l))) || open.into_iter().any(|fd| below(fd.path())) {
+            return Some(pid);
+        }
+    }
+    None
+}
+
+/// Mounts a tmpfs for /dev/shm of `size` bytes, mode 1777; one that is mounted there already is left as it is.
+pub fn mount_shm(target: &Path, size: u64) -> Result<()> {
+    match observe(target)? {
+        Some(Mounted {
+            kind: FsKind::Tmpfs, ..
+        }) => return Ok(()),
+        Some(_) => {
+            return Err(Error::Busy {
+                target: target.display().to_string(),
+                holder: None,
+            });
+        }
+        None => {}
+    }
+    fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let options = format!("mode=1777,size={size}");
+    mount(Some("shm"), target, Some("tmpfs"), flags, Some(options.as_str()))
+        .map_err(Error::io("mount shared memory at", target.display()))
+}
+
+/// Every mount of this process's namespace, read once.
+#[derive(Clone, Debug, Default)]
+pub struct MountTable {
+    mounts: Vec<Mount>,
+}
+
+/// A line of mountinfo (proc_pid_mountinfo(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub id: u64,
+    pub parent: u64,
+    pub target: PathBuf,
+    pub fs_type: String,
+}
+
+impl MountTable {
+    pub fn read() -> Result<MountTable> {
+        let path = "/proc/thread-self/mountinfo";
+        let text = fs::read(path).map_err(Error::io("read", path))?;
+        Ok(MountTable {
+            mounts: text.split(|b| *b == b'\n').filter_map(Mount::parse).collect(),
+        })
+    }
+
+    /// The topmost mount at `target`.
+    pub fn get(&self, target: &Path) -> Option<&Mount> {
+        self.mounts.iter().rev().find(|m| m.target == target)
+    }
+
+    /// Mounts at or below one of `prefixes`, latest first: the order to unmount them in.
+    pub fn ours<'a>(&'a self, prefixes: &'a [PathBuf]) -> impl Iterator<Item = &'a Mount> {
+        self.mounts
+            .iter()
+            .rev()
+            .filter(|m| prefixes.iter().any(|p| m.target.starts_with(p)))
+    }
+}
+
+impl Mount {
+    fn parse(line: &[u8]) -> Option<Mount> {
+        let mut fields = line.split(|b| *b == b' ');
+        let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
+        let (id, parent) = (number()?, number()?);
+        let target = unescape(fields.nth(2)?);
+        let fs_type = fields.skip_while(|f| *f != b"-").nth(1)?;
+        Some(Mount {
+            id,
+            parent,
+            target,
+            fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+        })
+    }
+}
+
+/// Space, tab, newline and backslash are written as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut path = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        let octal = (byte == b'\\').then(|| tail.get(..3)).flatten();
+        match octal
+            .and_then(|d| std::str::from_utf8(d).ok())
+            .and_then(|d| u8::from_str_radix(d, 8).ok())
+        {
+            Some(value) => {
+                path.push(value);
+                rest = &tail[3..];
+            }
+            None => path.push(byte),
+        }
+    }
+    OsString::from_vec(path).into()
+}
+
+/// Whether overlay works on the file system of `root`, with device whiteouts and opaque marks; else why not, for a
+/// condition of the Node.
+pub fn probe(root: &Path) -> std::result::Result<(), String> {
+    let dir = root.join(format!("probe-{}", token()));
+    let outcome = try_overlay(&dir);
+    let _ = umount2(&dir.join("merged"), MntFlags::MNT_DETACH);
+    let _ = fs::remove_dir_all(&dir);
+    outcome.map_err(|e| format!("overlay does not work on {}: {e}", root.display()))
+}
+
+fn try_overlay(dir: &Path) -> std::io::Result<()> {
+    use std::os::fd::AsFd;
+    let lower = [dir.join("top"), dir.join("base")];
+    fs::create_dir_all(lower[1].join("opaque"))?;
+    fs::create_dir_all(lower[0].join("opaque"))?;
+    for name in ["gone", "opaque/gone"] {
+        fs::write(lower[1].join(name), "")?;
+    }
+    let top = open_path(&lower[0])?;
+    super::unpack::whiteout::make_whiteout(top.as_fd(), b"gone")?;
+    super::unpack::whiteout::make_opaque(open_path(&lower[0].join("opaque"))?.as_fd())?;
+    let merged = dir.join("merged");
+    mount_rootfs(&lower, &dir.join("upper"), &dir.join("work"), &merged).map_err(std::io::Error::other)?;
+    fs::write(merged.join("new"), "")?;
+    let seen = |name: &OsStr| fs::symlink_metadata(merged.join(name)).is_ok();
+    if seen(OsStr::new("gone")) || seen(OsStr::new("opaque/gone")) {
+        return Err(std::io::Error::other("it ignores whiteouts"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::linux::unpack::confined;
+    use std::os::fd::AsFd;
+
+    fn layers(root: &Path, count: usize) -> Vec<PathBuf> {
+        let layer = |i: usize| {
+            let dir = root.join(format!("layer:{i},{}", "x".repeat(200)));
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join(format!("f{i}")), i.to_string()).unwrap();
+            fs::write(dir.join("who"), i.to_string()).unwrap();
+            dir
+        };
+        (0..count).map(layer).collect()
+    }
+
+    #[test]
+    fn many_layers_with_odd_and_long_names() {
+        let root = tempfile::tempdir().unwrap();
+        let lower = layers(root.path(), 130);
+        let at = |name: &str| root.path().join(name);
+        let target = at("target");
+        assert_eq!(observe(&target).unwrap(), None);
+        mount_rootfs(&lower, &at("upper"), &at("work"), &target).unwrap();
+        let first = observe(&target).unwrap().unwrap();
+        assert_eq!(first.kind, FsKind::Overlay);
+        mount_rootfs(&lower, &at("upper"), &at("work"), &target).unwrap();
+        assert_eq!(observe(&target).unwrap(), Some(first), "mounted once");
+        assert_eq!(fs::read_to_string(target.join("who")).unwrap(), "0");
+        assert_eq!(fs::read_to_string(target.join("f129")).unwrap(), "129");
+
+        let table = MountTable::read().unwrap();
+        let prefixes = [root.path().to_path_buf()];
+        assert_eq!(table.ours(&prefixes).map(|m| m.id).collect::<Vec<_>>(), [first.id]);
+        assert_eq!(table.get(&target).unwrap().fs_type, "overlay");
+
+        let held = fs::File::open(target.join("who")).unwrap();
+        match unmount(&target).unwrap_err() {
+            Error::Busy { holder, .. } => assert_eq!(holder, Some(std::process::id() as i32)),
+            other => panic!("{other}"),
+        }
+        drop(held);
+        unmount(&target).unwrap();
+        unmount(&target).unwrap();
+        unmount(&at("absent")).unwrap();
+        assert_eq!(observe(&target).unwrap(), None);
+        assert_eq!(fs::read_dir(at("upper")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_way_of_older_kernels() {
+        let root = tempfile::tempdir().unwrap();
+        let lower = layers(root.path(), 130);
+        let target = root.path().join("target");
+        for dir in ["upper", "work", "target"] {
+            fs::create_dir(root.path().join(dir)).unwrap();
+        }
+        let upper = (&*root.path().join("upper"), &*root.path().join("work"));
+        mount_by_options(&lower, Some(upper), &target).unwrap();
+        assert_eq!(fs::read_to_string(target.join("f129")).unwrap(), "129");
+        unmount(&target).unwrap();
+        for view in [detached_by_options(&lower).unwrap(), detached(&lower).unwrap()] {
+            assert!(confined(view.as_fd(), b"f129", OFlag::O_RDONLY, false).is_ok());
+            let refused = nix::sys::stat::mkdirat(&view, "new", Mode::S_IRWXU);
+            assert_eq!(refused, Err(Errno::EROFS));
+        }
+        assert_eq!(
+            MountTable::read().unwrap().ours(&[root.path().to_path_buf()]).count(),
+            0
+        );
+    }
+
+    #[test]
+    fn shared_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let shm = root.path().join("shm");
+        mount_shm(&shm, 64 << 20).unwrap();
+        mount_shm(&shm, 64 << 20).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(&shm).unwrap().permissions().mode() & 0o7777, 0o1777);
+        let size = nix::sys::statvfs::statvfs(&shm).unwrap();
+        assert_eq!(size.blocks() * size.fragment_size(), 64 << 20);
+        unmount(&shm).unwrap();
+        assert_eq!(observe(&shm).unwrap(), None);
+    }
+
+    #[test]
+    fn table_lines() {
+        let line = br"36 35 98:0 /mnt1 /mnt\0402\134 rw,noatime master:1 - ext3 /dev/root rw";
+        let mount = Mount::parse(line).unwrap();
+        assert_eq!(
+            mount,
+            Mount {
+                id: 36,
+                parent: 35,
+                target: "/mnt 2\\".into(),
+                fs_type: "ext3".into()
+            }
+        );
+        assert_eq!(Mount::parse(b""), None);
+    }
+
+    #[test]
+    fn overlay_works_here() {
+        let root = tempfile::tempdir_in("/var/tmp").unwrap();
+        probe(root.path()).unwrap();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+}

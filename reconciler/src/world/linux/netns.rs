@@ -1,0 +1,395 @@
+//! The pinned namespaces of a sandbox: net, ipc and uts.
+//!
+//! A pin is an empty file with a namespace bind-mounted on it, so the namespace lives without any process in it.
+//! One thread makes all kinds of one sandbox, prepares them (hostname, `lo`, sysctls) and pins them last; so a pin is
+//! always a finished namespace, and a set that lacks one was cut short.
+//!
+//! ```text
+//! /run/netns/rc-<instance>-<uid>      net, where `ip netns exec` finds it too
+//! <directory of the sandbox>/ipc, uts
+//! ```
+//!
+//! Must not: know addresses or links other than `lo` (that is `network`), or make user namespaces.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::statfs::{FsType, fstatfs};
+
+use super::network::Class;
+
+/// Where net pins live, as `ip netns` has it.
+pub const NETNS_DIR: &str = "/run/netns";
+
+/// `NSFS_MAGIC` of linux/magic.h.
+const NSFS: FsType = FsType(0x6e73_6673);
+
+/// What a sandbox wants pinned; `None` means the host's namespace is used.
+#[derive(Debug, Clone, Default)]
+pub struct Pins {
+    pub net: Option<PathBuf>,
+    pub ipc: Option<PathBuf>,
+    pub uts: Option<PathBuf>,
+    /// Set in the uts namespace when that is ours; empty leaves the host's name.
+    pub hostname: String,
+    /// CRI `linux.sysctls`: `net.*`, `kernel.shm*`, `kernel.msg*`, `kernel.sem`, `fs.mqueue.*`.
+    pub sysctls: BTreeMap<String, String>,
+    /// A user namespace that owns the others. Not supported yet: an error.
+    pub user: bool,
+}
+
+/// What is at the path of a pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    Absent,
+    /// A file without a namespace on it: cut short, or unmounted by someone.
+    NotNsfs,
+    /// `inode` is the namespace's identity, the number in `net:[…]`.
+    Ns {
+        inode: u64,
+    },
+}
+
+/// Why a namespace could not be made, pinned or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("linux.sysctls[{key}]: {why}")]
+    Sysctl { key: String, why: String },
+    #[error("{0} is not supported by the pinned namespaces of this version")]
+    Unsupported(&'static str),
+    #[error("could not {doing} {object}: {source}")]
+    System {
+        doing: &'static str,
+        object: String,
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub fn class(&self) -> Class {
+        match self {
+            Error::Sysctl { .. } | Error::Unsupported(_) => Class::Permanent,
+            Error::System { .. } => Class::Transient,
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+fn system(doing: &'static str, object: impl ToString) -> impl FnOnce(io::Error) -> Error {
+    let object = object.to_string();
+    move |source| Error::System {
+        doing,
+        object,
+        source,
+    }
+}
+
+/// The net pin of a sandbox.
+pub fn net_path(instance: &str, uid: &str) -> PathBuf {
+    Path::new(NETNS_DIR).join(format!("rc-{instance}-{uid}"))
+}
+
+/// Makes the pins if they are not all there. Call it only while no process of the sandbox lives: a set of which some
+/// are missing was cut short, and is made anew. (For a pin lost under a live sandbox see [`rebind`].)
+pub fn ensure(want: &Pins) -> Result<()> {
+    if want.user {
+        return Err(Error::Unsupported("a user namespace (userns mode POD)"));
+    }
+    let sysctls = sysctls(want)?;
+    let pins = want.list();
+    let mut whole = true;
+    for (_, path) in &pins {
+        whole &= matches!(observe(path)?, Pin::Ns { .. });
+    }
+    if whole {
+        return Ok(());
+    }
+    for (_, path) in &pins {
+        remove(path)?;
+        prepare_file(path)?;
+    }
+    let want = want.clone();
+    // The thread dies with its namespaces; only the pins keep them.
+    let made = std::thread::Builder::new()
+        .name("netns".into())
+        .spawn(move || make(&want, &pins, &sysctls));
+    match made
+        .map_err(system("start a thread for", "the namespaces"))?
+        .join()
+    {
+        Ok(result) => result,
+        Err(_) => Err(system("make", "the namespaces")(io::Error::other(
+            "the thread panicked",
+        ))),
+    }
+}
+
+impl Pins {
+    fn list(&self) -> Vec<(&'static str, PathBuf)> {
+        let all = [("net", &self.net), ("ipc", &self.ipc), ("uts", &self.uts)];
+        all.into_iter()
+            .filter_map(|(kind, path)| Some((kind, path.clone()?)))
+            .collect()
+    }
+}
+
+/// Runs in a thread of its own.
+fn make(want: &Pins, pins: &[(&'static str, PathBuf)], sysctls: &[(String, String)]) -> Result<()> {
+    let mut flags = CloneFlags::empty();
+    for (kind, _) in pins {
+        flags |= match *kind {
+            "net" => CloneFlags::CLONE_NEWNET,
+            "ipc" => CloneFlags::CLONE_NEWIPC,
+            _ => CloneFlags::CLONE_NEWUTS,
+        };
+    }
+    unshare(flags).map_err(|e| system("unshare", format!("{flags:?}"))(e.into()))?;
+    if want.uts.is_some() && !want.hostname.is_empty() {
+        nix::unistd::sethostname(&want.hostname)
+            .map_err(|e| system("set hostname", &want.hostname)(e.into()))?;
+    }
+    if want.net.is_some() {
+        loopback_up().map_err(system("bring up", "lo"))?;
+    }
+    for (key, value) in sysctls {
+        let path = Path::new("/proc/sys").join(key.replace('.', "/"));
+        let written = OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|mut f| io::Write::write_all(&mut f, value.as_bytes()));
+        written.map_err(|e| Error::Sysctl {
+            key: key.clone(),
+            why: format!("the kernel refused {value:?}: {e}"),
+        })?;
+    }
+    for (kind, path) in pins {
+        bind(Path::new(&format!("/proc/thread-self/ns/{kind}")), path)?;
+    }
+    Ok(())
+}
+
+/// Checks the wished sysctls and adds the defaults (CRI contract; containerd has the same).
+fn sysctls(want: &Pins) -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    if want.net.is_some() {
+        for (key, value) in [
+            ("net.ipv4.ip_unprivileged_port_start", "0"),
+            ("net.ipv4.ping_group_range", "0 2147483647"),
+        ] {
+            if !want.sysctls.contains_key(key) {
+                all.push((key.to_string(), value.to_string()));
+            }
+        }
+    }
+    for (key, value) in &want.sysctls {
+        let fail = |why: &str| {
+            Err(Error::Sysctl {
+                key: key.clone(),
+                why: why.to_string(),
+            })
+        };
+        let net = key.starts_with("net.");
+        let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."]
+            .iter()
+            .any(|p| key.starts_with(p))
+            || key == "kernel.sem";
+        if !net && !ipc {
+            return fail(
+                "not a namespaced sysctl; allowed are net.*, kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*",
+            );
+        }
+        // Dots become slashes, so an interface name with a dot is written with a slash, as sysctl(8) has it.
+        if key.split(['.', '/']).any(|part| part.is_empty())
+            || key.bytes().any(|b| b.is_ascii_control())
+        {
+            return fail("not a sysctl name");
+        }
+        if net && want.net.is_none() {
+            return fail("not allowed with the host's network");
+        }
+        if ipc && want.ipc.is_none() {
+            return fail("not allowed with the host's ipc namespace");
+        }
+        all.push((key.clone(), value.clone()));
+    }
+    Ok(all)
+}
+
+/// Sets IFF_UP on `lo` of the calling thread's net namespace, netdevice(7).
+fn loopback_up() -> io::Result<()> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // SAFETY: ifreq is plain data, all zeroes is a valid value of it.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: the descriptor is open, and SIOCSIFFLAGS reads one ifreq.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Makes the empty file a namespace is mounted on, and its directory.
+fn prepare_file(path: &Path) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        if dir == Path::new(NETNS_DIR) {
+            prepare_netns_dir()?;
+        } else {
+            fs::create_dir_all(dir).map_err(system("make directory", dir.display()))?;
+        }
+    }
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o000)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path);
+    file.map(drop).map_err(system("make", path.display()))
+}
+
+/// Makes `/run/netns` a shared mount of its own, as `ip netns add` does (ip-netns(8)), so that both may come first and
+/// an unmount reaches the copies in other mount namespaces.
+fn prepare_netns_dir() -> Result<()> {
+    fs::create_dir_all(NETNS_DIR).map_err(system("make directory", NETNS_DIR))?;
+    // Two at once would stack two mounts; iproute2 takes the same lock.
+    let dir = File::open(NETNS_DIR).map_err(system("open", NETNS_DIR))?;
+    let _lock = nix::fcntl::Flock::lock(dir, nix::fcntl::FlockArg::LockExclusive)
+        .map_err(|(_, e)| system("lock", NETNS_DIR)(e.into()))?;
+    let share = || {
+        mount(
+            None::<&str>,
+            NETNS_DIR,
+            None::<&str>,
+            MsFlags::MS_SHARED | MsFlags::MS_REC,
+            None::<&str>,
+        )
+    };
+    match share() {
+        Err(nix::Error::EINVAL) => {
+            let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+            mount(
+                Some(NETNS_DIR),
+                NETNS_DIR,
+                None::<&str>,
+                flags,
+                None::<&str>,
+            )
+            .and_then(|()| share())
+            .map_err(|e| system("mount", NETNS_DIR)(e.into()))
+        }
+        other => other.map_err(|e| system("make shared", NETNS_DIR)(e.into())),
+    }
+}
+
+fn bind(ns: &Path, path: &Path) -> Result<()> {
+    mount(Some(ns), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(|e| system("pin a namespace on", path.display())(e.into()))
+}
+
+/// What is at a pin's path. Reads only; never follows a symlink.
+pub fn observe(path: &Path) -> Result<Pin> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_NOFOLLOW)
+        .open(path);
+    let file = match file {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Pin::Absent),
+        Err(e) => return Err(system("open", path.display())(e)),
+    };
+    let fs = fstatfs(&file).map_err(|e| system("look at", path.display())(e.into()))?;
+    if fs.filesystem_type() != NSFS {
+        return Ok(Pin::NotNsfs);
+    }
+    let inode = file
+        .metadata()
+        .map_err(system("look at", path.display()))?
+        .ino();
+    Ok(Pin::Ns { inode })
+}
+
+/// Takes a pin away: unmount (lazily) and unlink. Absent is success.
+pub fn remove(path: &Path) -> Result<()> {
+    // More than one layer if two daemons raced; EINVAL is "nothing mounted".
+    loop {
+        match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => continue,
+            Err(nix::Error::EINVAL) => break,
+            Err(nix::Error::ENOENT) => return Ok(()),
+            Err(e) => return Err(system("unmount", path.display())(e.into())),
+        }
+    }
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(system("remove", path.display())(e)),
+        _ => Ok(()),
+    }
+}
+
+/// The sandboxes of this instance that have a net pin, or what is left of one.
+pub fn list(instance: &str) -> Result<Vec<String>> {
+    let prefix = format!("rc-{instance}-");
+    let dir = match fs::read_dir(NETNS_DIR) {
+        Ok(dir) => dir,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(system("list", NETNS_DIR)(e)),
+    };
+    let mut uids = Vec::new();
+    for entry in dir {
+        let name = entry.map_err(system("list", NETNS_DIR))?.file_name();
+        uids.extend(
+            name.to_str()
+                .and_then(|n| n.strip_prefix(&prefix))
+                .map(str::to_string),
+        );
+    }
+    Ok(uids)
+}
+
+/// The kinds of namespace a pin can hold, as named in `/proc/<pid>/ns`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Net,
+    Ipc,
+    Uts,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Net => "net",
+            Kind::Ipc => "ipc",
+            Kind::Uts => "uts",
+        }
+    }
+}
+
+/// Pins the namespace of a live process of the sandbox on a path that lost its own. The caller holds a pidfd of the
+/// process and checks it afterwards, for a pid may be used again.
+pub fn rebind(path: &Path, kind: Kind, pid: u32) -> Result<()> {
+    let ns = PathBuf::from(format!("/proc/{pid}/ns/{}", kind.name()));
+    fs::metadata(&ns).map_err(system("find", ns.display()))?;
+    remove(path)?;
+    prepare_file(path)?;
+    bind(&ns, path)
+}
+
+/// The inode of a process's namespace, to compare with [`Pin::Ns`].
+pub fn inode_of(kind: Kind, pid: u32) -> Result<u64> {
+    let ns = format!("/proc/{pid}/ns/{}", kind.name());
+    Ok(fs::metadata(&ns).map_err(system("look at", &ns))?.ino())
+}

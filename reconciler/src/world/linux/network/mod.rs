@@ -1,0 +1,337 @@
+//! Gives a sandbox its network, through CNI plugins or the built-in bridge.
+//!
+//! ```text
+//!             want                        attachment.json (plugins, addresses, ports)
+//!   sandbox -------> Network::ensure --+--> cni      conflist -> exec of each plugin
+//!                                      +--> builtin  ipam -> bridge + veth (rtnetlink) -> hostport
+//!                                                                     nft maps, held ports, [::1] relay
+//! ```
+//!
+//! What a sandbox was given is written to its attachment *before* anything of it exists, and status, repair and removal
+//! go by the attachment, never by today's configuration. Everything made bears the instance's mark (link alias, table
+//! name); nothing else is touched.
+//!
+//! Must not: run a program except CNI plugins, know records, or change another firewall's rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
+
+use serde::{Deserialize, Serialize};
+
+pub mod attachment;
+mod bridge;
+mod builtin;
+mod cidr;
+mod cni;
+mod conflist;
+mod conntrack;
+mod error;
+mod hostport;
+mod ipam;
+mod links;
+mod netfilter;
+mod nft;
+mod plugin;
+mod relay;
+#[cfg(test)]
+mod tests;
+
+pub use attachment::Attachment;
+pub use cidr::Cidr;
+pub use error::{Class, Error, Result};
+
+use attachment::Kind;
+use builtin::Builtin;
+use cni::Cni;
+use conflist::Watched;
+use plugin::Runner;
+
+/// Who gives the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// CRI sandboxes need CNI; YAML pods take CNI where a configuration is loaded, else the bridge.
+    #[default]
+    Auto,
+    Cni,
+    Builtin,
+}
+
+/// How the node's network is set up.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Eight hex digits of the root's id.
+    pub instance: String,
+    pub mode: Mode,
+    /// The durable root; attachments are `<root>/pods/<uid>/attachment.json`.
+    pub root: PathBuf,
+    /// Addresses of the built-in bridge; `None` takes the first of 10.88.0.0/16 … 10.127.0.0/16 that is free.
+    pub pod_cidr4: Option<Cidr>,
+    /// `None` takes a unique local prefix derived from the instance.
+    pub pod_cidr6: Option<Cidr>,
+    pub cni_conf_dir: PathBuf,
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// Longest run of one CNI plugin.
+    pub cni_timeout: std::time::Duration,
+}
+
+impl Config {
+    /// The defaults: `auto`, CNI where the distributions put it, one minute a plugin.
+    pub fn new(instance: impl Into<String>, root: impl Into<PathBuf>) -> Config {
+        Config {
+            instance: instance.into(),
+            mode: Mode::Auto,
+            root: root.into(),
+            pod_cidr4: None,
+            pod_cidr6: None,
+            cni_conf_dir: "/etc/cni/net.d".into(),
+            cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
+            cni_timeout: std::time::Duration::from_secs(60),
+        }
+    }
+}
+
+/// What a sandbox wants.
+#[derive(Debug, Clone, Default)]
+pub struct Want {
+    /// The sandbox's id, 64 hex digits.
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    /// The Kubernetes pod's uid.
+    pub pod_uid: String,
+    /// The net pin.
+    pub netns: PathBuf,
+    /// The sandbox's directory; it must exist.
+    pub dir: PathBuf,
+    /// CRI `port_mappings`; those with host port 0 are not mapped.
+    pub ports: Vec<PortMapping>,
+    /// CRI `dns_config`, for plugins with the capability `dns`.
+    pub dns: Dns,
+    /// All annotations of the pod.
+    pub annotations: BTreeMap<String, String>,
+    /// For plugins with the capability `cgroupPath`; empty if unknown.
+    pub cgroup_parent: String,
+    /// The sandbox was asked for through CRI, so `auto` must not give it the bridge.
+    pub from_cri: bool,
+}
+
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    #[default]
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+/// CRI `PortMapping`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortMapping {
+    pub protocol: Protocol,
+    pub container_port: u16,
+    pub host_port: u16,
+    /// `None`: every address of the host, both families. `0.0.0.0` and `::`: every address of that family.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_ip: Option<IpAddr>,
+}
+
+/// CRI `DNSConfig`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dns {
+    pub servers: Vec<String>,
+    pub searches: Vec<String>,
+    pub options: Vec<String>,
+}
+
+/// How a sandbox's network stands, by its attachment and the kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    Absent,
+    /// Begun, not finished; `ensure` finishes it or does it again.
+    Partial(String),
+    Attached(Box<Attachment>),
+    /// Was finished; something of it is gone or changed. `ensure` restores it.
+    Drifted(String),
+}
+
+/// CRI condition `NetworkReady`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    pub ok: bool,
+    /// `NetworkPluginNotReady`, or empty.
+    pub reason: String,
+    pub message: String,
+}
+
+/// The network of one node.
+pub struct Network {
+    config: Config,
+    configured: Watched,
+    cni: Cni,
+    builtin: Builtin,
+    /// Why the plugins' STATUS said no, the last time it was asked.
+    refusal: RwLock<Option<String>>,
+}
+
+impl Network {
+    /// Loads the CNI configuration and watches it. Must be called within a tokio runtime.
+    pub fn new(config: Config) -> Result<Network> {
+        let configured = Watched::new(config.cni_conf_dir.clone())?;
+        let runner = Runner {
+            dirs: config.cni_bin_dirs.clone(),
+            timeout: config.cni_timeout,
+        };
+        let builtin = Builtin::new(config.clone());
+        Ok(Network {
+            config,
+            configured,
+            cni: Cni::new(runner),
+            builtin,
+            refusal: RwLock::default(),
+        })
+    }
+
+    /// At start, once: makes the bridge's table, held ports and relays anew from the attachments on disk.
+    pub async fn sync_node(&self) -> Result<()> {
+        self.builtin.sync().await
+    }
+
+    /// Gives a sandbox its network, or restores it. Idempotent.
+    pub async fn ensure(&self, want: &Want) -> Result<Attachment> {
+        let have = Attachment::read(&want.dir)?;
+        match self.kind(want, have.as_ref())? {
+            Kind::Builtin => self.builtin.ensure(want, have).await,
+            Kind::Cni => {
+                self.cni
+                    .ensure(want, have, self.configured.get().ok())
+                    .await
+            }
+        }
+    }
+
+    /// Who gives a sandbox its network: who gave it, else as configured.
+    fn kind(&self, want: &Want, have: Option<&Attachment>) -> Result<Kind> {
+        let loaded = self.configured.get();
+        match (have, self.config.mode, loaded) {
+            (Some(have), ..) => Ok(have.kind),
+            (None, Mode::Builtin, _) => Ok(Kind::Builtin),
+            (None, _, Ok(_)) => Ok(Kind::Cni),
+            (None, Mode::Auto, Err(_)) if !want.from_cri => Ok(Kind::Builtin),
+            (None, _, Err(why)) => Err(Error::NotReady(why)),
+        }
+    }
+
+    /// Compares the attachment with the kernel. Reads only.
+    pub async fn observe(&self, want: &Want) -> Result<State> {
+        match Attachment::read(&want.dir) {
+            Ok(None) => Ok(State::Absent),
+            Ok(Some(have)) if have.kind == Kind::Cni => self.cni.observe(&have).await,
+            Ok(Some(have)) => self.builtin.observe(have).await,
+            Err(error) => Ok(State::Partial(error.to_string())),
+        }
+    }
+
+    /// Takes a sandbox's network away. `netns` is its pin if it still has one; remove that only afterwards, and remove
+    /// it then: the pod's link goes with it. Absent is success.
+    pub async fn remove(&self, uid: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
+        let have = Attachment::read(dir).unwrap_or_else(|error| {
+            // Only the bridge's is ever cut short (CNI's is made durable first), and the bridge needs none.
+            tracing::warn!(uid, %error, "removing a network without its attachment");
+            None
+        });
+        match have {
+            Some(have) if have.kind == Kind::Cni => {
+                self.cni.delete(&have, netns).await?;
+                Attachment::remove(dir)
+            }
+            have => {
+                self.builtin
+                    .remove(have, uid, netns, || Attachment::remove(dir))
+                    .await
+            }
+        }
+    }
+
+    /// Pays a debt: takes back what an attachment says, wherever that is kept now.
+    pub async fn detach(&self, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
+        match attachment.kind {
+            Kind::Cni => self.cni.delete(attachment, netns).await,
+            Kind::Builtin => {
+                let uid = attachment.uid.clone();
+                self.builtin
+                    .remove(Some(attachment.clone()), &uid, netns, || Ok(()))
+                    .await
+            }
+        }
+    }
+
+    /// The sandboxes that have a link or an attachment of this instance's.
+    pub async fn list(&self) -> Result<Vec<String>> {
+        let mut uids: BTreeSet<String> = bridge::list(&self.config.instance)
+            .await?
+            .into_iter()
+            .collect();
+        uids.extend(self.builtin.with_attachment().await?);
+        Ok(uids.into_iter().collect())
+    }
+
+    /// Takes away what pods share (bridge, table) when none is left. For the sweep.
+    pub async fn sweep_node(&self) -> Result<()> {
+        self.builtin.sweep().await
+    }
+
+    /// CRI condition `NetworkReady`, from memory.
+    pub fn ready(&self) -> Ready {
+        let refusal = self
+            .refusal
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let why = match (self.config.mode, self.configured.get()) {
+            (Mode::Builtin, _) => None,
+            (_, Err(why)) => Some(why),
+            (_, Ok(_)) => refusal,
+        };
+        match why {
+            None => Ready {
+                ok: true,
+                reason: String::new(),
+                message: String::new(),
+            },
+            Some(message) => Ready {
+                ok: false,
+                reason: "NetworkPluginNotReady".into(),
+                message,
+            },
+        }
+    }
+
+    /// Asks the plugins of a 1.1.0 configuration for their STATUS, for [`Network::ready`]. One process per plugin.
+    pub async fn probe(&self) {
+        let refusal = match self.configured.get() {
+            Ok(list) => self.cni.status(&list).await.err().map(|e| e.to_string()),
+            Err(_) => None,
+        };
+        *self.refusal.write().unwrap_or_else(PoisonError::into_inner) = refusal;
+    }
+
+    /// Rises whenever another CNI configuration counts: a trigger to look again at the node and at waiting sandboxes.
+    pub fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.configured.changes()
+    }
+
+    /// The loaded CNI configuration, or why there is none; for verbose status.
+    pub fn cni_config(&self) -> std::result::Result<serde_json::Value, String> {
+        self.configured.get().map(|list| list.raw.clone())
+    }
+}
+
+/// The addresses of an attachment: the primary (the first IPv4, else the first), and the rest in order.
+pub fn ips(attachment: &Attachment) -> (Option<IpAddr>, Vec<IpAddr>) {
+    attachment.ips()
+}

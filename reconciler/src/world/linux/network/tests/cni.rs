@@ -1,0 +1,3 @@
+//! CNI.
+
+use super::*;

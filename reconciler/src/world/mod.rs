@@ -1,0 +1,60 @@
+//! The node, as far as it is ours: everything here is named from (instance, kind, uid), so that it can be found again
+//! without being remembered.
+//!
+//! Must not: know how high an object shall stand. It offers list, observe, ensure and remove; the stages decide.
+
+pub mod linux;
+pub mod paths;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use paths::Paths;
+
+use crate::error::Result;
+use linux::cgroup::Cgroups;
+use linux::clock::Clock;
+use linux::images::Images;
+use linux::network::Network;
+use linux::shims::Shims;
+use linux::trash::Trash;
+use linux::watch::RunWatch;
+
+/// Every part of the node that the stages may touch.
+pub struct World {
+    pub paths: Arc<Paths>,
+    pub clock: Clock,
+    pub cgroups: Cgroups,
+    pub network: Network,
+    pub images: Images,
+    pub shims: Shims,
+    pub runs: RunWatch,
+    pub trash: Trash,
+}
+
+/// What a world is made from.
+pub struct Settings {
+    pub paths: Arc<Paths>,
+    pub shim: PathBuf,
+    pub network: linux::network::Config,
+}
+
+impl World {
+    /// Opens the node's parts; makes the directories that must be there. Must be called within a tokio runtime.
+    pub fn open(settings: Settings) -> Result<World> {
+        let Settings { paths, shim, network } = settings;
+        paths.make()?;
+        let cgroups = Cgroups::detect()?;
+        let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
+        Ok(World {
+            clock: Clock::read()?,
+            shims: Shims::new(paths.clone(), shim.clone(), shim_cgroup),
+            runs: RunWatch::new()?,
+            trash: Trash::new(&paths.root)?,
+            images: Images::open(&paths.root, shim)?,
+            network: Network::new(network)?,
+            cgroups,
+            paths,
+        })
+    }
+}

@@ -1,0 +1,471 @@
+//! Records on disk: sled behind a guard. No other file names sled.
+//!
+//! sled's `flush` does not call fdatasync on Linux and takes damage for the end of its log. So each commit is one batch
+//! that also raises `head`, then `flush`, then our own `sync_data` on a second descriptor; every value has a checksum;
+//! and a watermark file beside the database says what must be there.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::guard::{Ballast, Mark, Watermark, failed, sync_dir};
+
+/// Version of the values' form. Raise it whenever an older program could not read, or would lose, what is written.
+pub(crate) const FORMAT: u32 = 1;
+const HEAD: &str = "head";
+/// Databases set aside that are kept.
+const KEEP_DAMAGED: u32 = 4;
+
+/// One change of the database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Op {
+    /// `Kind/uid`
+    pub key: String,
+    /// JSON; `None` removes the key.
+    pub value: Option<Vec<u8>>,
+}
+
+/// The database of one root, used by one thread.
+pub(crate) struct Disk {
+    root: PathBuf,
+    id: String,
+    /// `None` after a failed write: the next commit opens it again.
+    open: Option<Database>,
+    head: Mark,
+    watermark: Watermark,
+    ballast: Ballast,
+    marked: Instant,
+    /// Keys of unreadable records: they stay as they are.
+    kept: HashSet<String>,
+}
+
+/// What opening found.
+pub(crate) enum Found {
+    /// Nothing: a new root, or one whose database is gone.
+    Nothing { gone: bool },
+    /// The database was damaged and is set aside; the new one is empty.
+    Damaged(String),
+    /// Its records by key: the JSON, or why one is unreadable.
+    Records(Vec<(String, Result<Vec<u8>, String>)>),
+}
+
+struct Database {
+    /// Taken by `drop` only.
+    sled: Option<sled::Db>,
+    /// Our own descriptor of sled's file, for fdatasync.
+    file: File,
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // Closing flushes, which may meet damage too.
+        let sled = self.sled.take();
+        if let Err(problem) = guarded(|| drop(sled)) {
+            tracing::warn!(problem, "closing the store's database");
+        }
+    }
+}
+
+/// Why a database cannot be used.
+enum Trouble {
+    /// Not the database's fault (permissions, no space, a newer format): leave it as it is.
+    Stop(Error),
+    Damaged(String),
+}
+
+type Records = Vec<(String, Result<Vec<u8>, String>)>;
+
+impl Disk {
+    /// Opens the database; one that is damaged is set aside and an empty one takes its place. `id` is the root's.
+    pub fn open(root: &Path, id: &str) -> Result<(Disk, Found)> {
+        let watermark = Watermark::open(root)?;
+        let mut disk = Disk {
+            root: root.to_owned(),
+            id: id.to_owned(),
+            open: None,
+            head: watermark.mark.unwrap_or_default(),
+            watermark,
+            ballast: Ballast::new(root),
+            marked: Instant::now(),
+            kept: HashSet::new(),
+        };
+        let found = match disk.load() {
+            Ok(Some(records)) => Found::Records(records),
+            Ok(None) => Found::Nothing {
+                gone: disk.watermark.mark.is_some(),
+            },
+            Err(Trouble::Stop(error)) => return Err(error),
+            Err(Trouble::Damaged(why)) => {
+                disk.open = None;
+                let aside = disk.set_aside()?;
+                match disk.load() {
+                    Ok(_) => Found::Damaged(format!("{why}; kept as {}", aside.display())),
+                    Err(Trouble::Stop(error)) => return Err(error),
+                    Err(Trouble::Damaged(why)) => return Err(disk.storage(format!("a new database fails: {why}"))),
+                }
+            }
+        };
+        disk.ballast.room();
+        Ok((disk, found))
+    }
+
+    pub fn root_id(&self) -> &str {
+        &self.id
+    }
+
+    fn path(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    fn storage(&self, problem: String) -> Error {
+        Error::Storage {
+            path: self.path().display().to_string(),
+            problem,
+        }
+    }
+
+    /// Opens sled and reads everything. `None`: it is new and empty.
+    fn load(&mut self) -> Result<Option<Records>, Trouble> {
+        let fresh = !self.path().join("db").exists();
+        let database = self.open_with_ballast()?;
+        let content = guarded(|| read_all(&database)).map_err(Trouble::Damaged)??;
+        self.open = Some(database);
+        let Some(head) = content.head else {
+            // A database is born with its head, in its first batch.
+            if content.records.is_empty() && (fresh || self.watermark.mark.is_none()) {
+                return Ok(None);
+            }
+            return Err(Trouble::Damaged("its head is missing".into()));
+        };
+        if head.root != self.id {
+            let problem = format!("it belongs to root {}, this one is {}", head.root, self.id);
+            return Err(Trouble::Damaged(problem));
+        }
+        if content.records.len() as u64 != head.mark.live {
+            let problem = format!(
+                "{} records are there, {} should be",
+                content.records.len(),
+                head.mark.live
+            );
+            return Err(Trouble::Damaged(problem));
+        }
+        if let Some(mark) = self.watermark.mark
+            && (head.mark.seq < mark.seq || (head.mark.seq == mark.seq && head.mark.live != mark.live))
+        {
+            let problem = format!("its end is missing: batch {} of {}", head.mark.seq, mark.seq);
+            return Err(Trouble::Damaged(problem));
+        }
+        self.head = head.mark;
+        Ok(Some(content.records))
+    }
+
+    /// sled cannot even be opened on a full disk: then the ballast goes.
+    fn open_with_ballast(&self) -> Result<Database, Trouble> {
+        match open_sled(&self.path()) {
+            Err(Trouble::Stop(Error::Full { .. }) | Trouble::Damaged(_))
+                if !self.ballast.room() && self.ballast.drop() =>
+            {
+                open_sled(&self.path())
+            }
+            other => other,
+        }
+        .map_err(|trouble| match trouble {
+            // On a full disk sled's complaint says nothing about what is stored.
+            Trouble::Damaged(problem) if !self.ballast.room() => Trouble::Stop(Error::Full {
+                path: self.path().display().to_string(),
+                problem,
+            }),
+            trouble => trouble,
+        })
+    }
+
+    /// Renames the database out of the way.
+    fn set_aside(&self) -> Result<PathBuf> {
+        let name = |n: u32| self.root.join(format!("store.damaged-{n}"));
+        let free = (1..u32::MAX).find(|n| !name(*n).exists()).unwrap_or(u32::MAX);
+        let aside = name(free);
+        std::fs::rename(self.path(), &aside).map_err(|e| failed(&self.path(), "cannot set it aside", &e))?;
+        if free > KEEP_DAMAGED {
+            // Enough are kept to look at; the newest replaces the last of them.
+            let last = name(KEEP_DAMAGED);
+            let replaced = std::fs::remove_dir_all(&last).and_then(|()| std::fs::rename(&aside, &last));
+            replaced.map_err(|e| failed(&last, "cannot replace it", &e))?;
+            sync_dir(&self.root)?;
+            return Ok(last);
+        }
+        sync_dir(&self.root)?;
+        Ok(aside)
+    }
+
+    /// Leaves an unreadable record's key alone for good.
+    pub fn keep(&mut self, key: String) {
+        self.kept.insert(key);
+    }
+
+    pub fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// May new records be made, or is the rest of the disk kept for removals?
+    pub fn room(&self) -> Result<()> {
+        if self.ballast.room() {
+            return Ok(());
+        }
+        Err(Error::Full {
+            path: self.path().display().to_string(),
+            problem: "only removals are taken".into(),
+        })
+    }
+
+    /// Makes `ops` durable, all or none; `live` is the number of records afterwards. If the database has to be opened
+    /// again first, `all` gives every record as it shall be.
+    pub fn commit(&mut self, ops: &[Op], live: u64, all: &dyn Fn() -> Vec<Op>) -> Result<()> {
+        let head = Mark {
+            seq: self.head.seq + 1,
+            live,
+        };
+        let mut result = match &self.open {
+            Some(database) => self.write(database, ops, head),
+            None => Err(self.storage("not open".into())),
+        };
+        if result.is_err() {
+            // After any failed write sled refuses all others, and what reached the disk is unknown.
+            result = self.reopen().and_then(|present| {
+                let ops = difference(present, all());
+                self.open
+                    .as_ref()
+                    .map_or_else(|| Ok(()), |database| self.write(database, &ops, head))
+            });
+        }
+        match &result {
+            Ok(()) => self.head = head,
+            Err(error) => {
+                tracing::error!(%error, "the store cannot write");
+                self.open = None;
+            }
+        }
+        result
+    }
+
+    fn write(&self, database: &Database, ops: &[Op], head: Mark) -> Result<()> {
+        let mut batch = sled::Batch::default();
+        for op in ops {
+            match &op.value {
+                Some(json) => batch.insert(op.key.as_bytes(), encode(&op.key, json)),
+                None => batch.remove(op.key.as_bytes()),
+            }
+        }
+        let value = format!("{} {} {}", self.id, head.seq, head.live);
+        batch.insert(HEAD, encode(HEAD, value.as_bytes()));
+        let written = guarded(|| {
+            if let Some(sled) = &database.sled {
+                sled.apply_batch(batch)?;
+                sled.flush()?;
+            }
+            Ok(database.file.sync_data()?)
+        });
+        match written {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(sled::Error::Io(e))) => Err(failed(&self.path(), "cannot write", &e)),
+            Ok(Err(e)) => Err(self.storage(format!("cannot write: {e}"))),
+            Err(panic) => Err(self.storage(format!("cannot write: {panic}"))),
+        }
+    }
+
+    /// Opens the database again after a failed write, giving it the ballast; its keys and values.
+    fn reopen(&mut self) -> Result<HashMap<String, Vec<u8>>> {
+        self.open = None;
+        if self.ballast.drop() {
+            tracing::warn!("the store's reserve was given up");
+        }
+        let stop = |trouble| match trouble {
+            Trouble::Stop(error) => error,
+            Trouble::Damaged(problem) => self.storage(problem),
+        };
+        let database = open_sled(&self.path()).map_err(stop)?;
+        let content = guarded(|| read_all(&database))
+            .map_err(|p| self.storage(p))?
+            .map_err(stop)?;
+        self.open = Some(database);
+        let readable = content
+            .records
+            .into_iter()
+            .filter_map(|(key, json)| Some((key, json.ok()?)));
+        Ok(readable.filter(|(key, _)| !self.kept.contains(key)).collect())
+    }
+
+    /// Until when the watermark may stay behind; `None` if it is not.
+    pub fn mark_due(&self) -> Option<Duration> {
+        let due = self.marked + Duration::from_secs(1);
+        (self.watermark.mark != Some(self.head)).then(|| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Brings the watermark up to date.
+    pub fn mark(&mut self) {
+        self.marked = Instant::now();
+        if let Err(error) = self.watermark.set(self.head) {
+            tracing::warn!(%error, "the store's watermark stays behind");
+        }
+    }
+}
+
+/// What must change to turn `present` into `wanted`.
+fn difference(mut present: HashMap<String, Vec<u8>>, wanted: Vec<Op>) -> Vec<Op> {
+    let mut ops: Vec<Op> = wanted
+        .into_iter()
+        .filter(|op| present.remove(&op.key) != op.value)
+        .collect();
+    ops.extend(present.into_keys().map(|key| Op { key, value: None }));
+    ops
+}
+
+fn open_sled(path: &Path) -> Result<Database, Trouble> {
+    let config = sled::Config::new().path(path).mode(sled::Mode::LowSpace);
+    let config = config.cache_capacity(16 << 20).flush_every_ms(None);
+    let started = Instant::now();
+    let sled = loop {
+        match guarded(|| config.open()).map_err(Trouble::Damaged)? {
+            Ok(sled) => break sled,
+            // The root's lock is ours, so sled's own is held by the last threads of a handle that this process dropped.
+            Err(sled::Error::Io(e)) if is_lock(&e) && started.elapsed() < Duration::from_secs(5) => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(sled::Error::Io(e)) if is_lock(&e) || e.raw_os_error().is_some() => {
+                return Err(Trouble::Stop(failed(path, "cannot open", &e)));
+            }
+            Err(e) => return Err(Trouble::Damaged(e.to_string())),
+        }
+    };
+    let durable = || {
+        let file = File::open(path.join("db"))?;
+        file.sync_all()?;
+        File::open(path)?.sync_all()?;
+        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()?;
+        Ok(file)
+    };
+    let file = durable().map_err(|e| Trouble::Stop(failed(path, "cannot sync", &e)))?;
+    Ok(Database { sled: Some(sled), file })
+}
+
+fn is_lock(error: &std::io::Error) -> bool {
+    error.raw_os_error().is_none() && error.to_string().contains("could not acquire lock")
+}
+
+struct Head {
+    root: String,
+    mark: Mark,
+}
+
+struct Content {
+    head: Option<Head>,
+    records: Records,
+}
+
+fn read_all(database: &Database) -> Result<Content, Trouble> {
+    let mut content = Content {
+        head: None,
+        records: Vec::new(),
+    };
+    for entry in database.sled.iter().flat_map(|sled| sled.iter()) {
+        let (key, value) = entry.map_err(|e| Trouble::Damaged(e.to_string()))?;
+        let Ok(key) = std::str::from_utf8(&key) else {
+            return Err(Trouble::Damaged("a key is not text".into()));
+        };
+        let value = decode(key, &value);
+        if let Err(Unreadable::Newer(found)) = value {
+            return Err(Trouble::Stop(Error::NewerFormat {
+                path: key.to_owned(),
+                found,
+                known: FORMAT,
+            }));
+        }
+        if key == HEAD {
+            let head = value.ok().and_then(|text| parse_head(&text));
+            content.head = Some(head.ok_or_else(|| Trouble::Damaged("its head is unreadable".into()))?);
+        } else {
+            let value = value.map_err(|_| "its checksum is wrong".to_owned());
+            content.records.push((key.to_owned(), value));
+        }
+    }
+    Ok(content)
+}
+
+fn parse_head(text: &[u8]) -> Option<Head> {
+    let mut words = std::str::from_utf8(text).ok()?.split(' ');
+    Some(Head {
+        root: words.next()?.to_owned(),
+        mark: Mark {
+            seq: words.next()?.parse().ok()?,
+            live: words.next()?.parse().ok()?,
+        },
+    })
+}
+
+enum Unreadable {
+    Newer(u32),
+    Damaged,
+}
+
+/// format, checksum of format, key and body, body
+fn encode(key: &str, body: &[u8]) -> Vec<u8> {
+    let mut value = Vec::with_capacity(8 + body.len());
+    value.extend(FORMAT.to_le_bytes());
+    value.extend(checksum(FORMAT, key, body).to_le_bytes());
+    value.extend(body);
+    value
+}
+
+fn decode(key: &str, value: &[u8]) -> Result<Vec<u8>, Unreadable> {
+    let word = |at: usize| Some(u32::from_le_bytes(value.get(at..at + 4)?.try_into().ok()?));
+    let (Some(format), Some(crc)) = (word(0), word(4)) else {
+        return Err(Unreadable::Damaged);
+    };
+    let body = &value[8..];
+    if crc != checksum(format, key, body) {
+        return Err(Unreadable::Damaged);
+    }
+    if format > FORMAT {
+        return Err(Unreadable::Newer(format));
+    }
+    Ok(body.to_vec())
+}
+
+fn checksum(format: u32, key: &str, body: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&format.to_le_bytes());
+    crc.update(key.as_bytes());
+    crc.update(body);
+    crc.finalize()
+}
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs sled's code; a panic (its way to meet damage) becomes an error and prints nothing.
+fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.get() {
+                before(info);
+            }
+        }));
+    });
+    QUIET.set(true);
+    let result = catch_unwind(AssertUnwindSafe(run));
+    QUIET.set(false);
+    result.map_err(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or(panic.downcast_ref::<&str>().copied());
+        format!("sled: {}", text.unwrap_or("panic"))
+    })
+}

@@ -1,0 +1,99 @@
+//! Image: the wish that what a reference names is here, unpacked.
+
+use serde::{Deserialize, Serialize};
+
+use crate::condition::Condition;
+use crate::error::{Error, Result};
+use crate::resource::{Kind, Meta, Object};
+
+/// `metadata.name` is the normalized reference, `host/path:tag` or `host/path@sha256:…`.
+pub type Image = Object<ImageKind>;
+
+#[derive(Clone, Debug)]
+pub struct ImageKind;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ImageSpec {
+    pub source: ImageSource,
+    /// Raised by each pull, so that a tag is resolved again.
+    #[serde(default)]
+    pub pull_epoch: u64,
+    /// Not to be collected as garbage.
+    #[serde(default)]
+    pub pinned: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum ImageSource {
+    /// Fetched from the registry that the name says.
+    #[default]
+    Registry,
+    /// Imported: the content store holds this manifest.
+    #[serde(rename_all = "camelCase")]
+    Archive { manifest_digest: String },
+    /// Made from this program's own shim binary.
+    BuiltIn,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImagePhase {
+    #[default]
+    Unknown,
+    Pending,
+    Ready,
+    Failed,
+}
+
+/// What an image's configuration says about running it (OCI image-spec, config).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ImageConfig {
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+    pub env: Vec<String>,
+    pub working_dir: String,
+    pub user: String,
+    pub stop_signal: String,
+    pub volumes: Vec<String>,
+    pub labels: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageStatus {
+    pub observed_generation: u64,
+    pub phase: ImagePhase,
+    pub conditions: Vec<Condition>,
+    /// Config digest, `sha256:…`: the image id everywhere.
+    pub id: String,
+    /// Digest of what the reference resolves to (an index's own digest for multi-arch).
+    pub digest: String,
+    /// Digest of the manifest for this platform.
+    pub manifest_digest: String,
+    /// Bytes of manifest, config and layers as transported.
+    pub size: u64,
+    /// Chain IDs of the layers, bottom first.
+    pub chain_ids: Vec<String>,
+    pub config: ImageConfig,
+    pub pull_epoch: u64,
+}
+
+impl Kind for ImageKind {
+    const KIND: &'static str = "Image";
+    const PLURAL: &'static str = "images";
+    type Spec = ImageSpec;
+    type Status = ImageStatus;
+
+    fn validate(meta: &Meta, _: &ImageSpec) -> Result<()> {
+        if meta.name.is_empty() {
+            return Err(Error::invalid("metadata.name", "must be an image reference"));
+        }
+        Ok(())
+    }
+
+    fn same_wish(a: &ImageSpec, b: &ImageSpec) -> bool {
+        a.source == b.source
+    }
+}

@@ -1,0 +1,57 @@
+//! Node: what is true of this machine as a whole; one record, named `local`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::condition::Condition;
+use crate::error::Result;
+use crate::resource::{Kind, Meta, Object};
+
+pub type Node = Object<NodeKind>;
+
+/// The only Node's name.
+pub const LOCAL: &str = "local";
+
+#[derive(Clone, Debug)]
+pub struct NodeKind;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeSpec {
+    /// Comma-separated CIDRs from UpdateRuntimeConfig.
+    #[serde(default)]
+    pub pod_cidr: String,
+}
+
+/// Conditions: `Ready` (first look done), `NetworkReady`, `StoreRebuilt`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStatus {
+    pub observed_generation: u64,
+    pub conditions: Vec<Condition>,
+    /// cgroupfs is used (the only driver for now).
+    pub cgroup_v2: bool,
+    /// Root directory of this instance, for verbose info.
+    pub root: String,
+    pub state: String,
+    /// Directory of the image store (CRI `FilesystemIdentifier.mountpoint`).
+    pub image_store: String,
+    /// Bytes and inodes of all layers and writable layers, and when they were counted (ns since the epoch).
+    pub image_bytes: u64,
+    pub image_inodes: u64,
+    pub image_sampled: i64,
+    /// Network configuration in use, for verbose info.
+    pub network: serde_json::Value,
+    pub recursive_read_only: bool,
+    pub user_namespaces: bool,
+}
+
+impl Kind for NodeKind {
+    const KIND: &'static str = "Node";
+    const PLURAL: &'static str = "nodes";
+    type Spec = NodeSpec;
+    type Status = NodeStatus;
+
+    fn validate(_: &Meta, _: &NodeSpec) -> Result<()> {
+        Ok(())
+    }
+}

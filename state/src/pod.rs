@@ -1,0 +1,195 @@
+//! Pod: what a user writes; its controller makes a sandbox and containers from it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::condition::Condition;
+use crate::container::{ContainerSecurity, EnvVar, Resources};
+use crate::error::{Error, Result};
+use crate::resource::{Kind, Meta, Object};
+use crate::sandbox::{Dns, Protocol};
+
+pub type Pod = Object<PodKind>;
+
+#[derive(Clone, Debug)]
+pub struct PodKind;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RestartPolicy {
+    #[default]
+    Always,
+    OnFailure,
+    Never,
+}
+
+/// Field names and meanings follow Kubernetes' v1 PodSpec, of which this is the supported part; resources are already
+/// in the CRI's units.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PodSpec {
+    #[serde(default)]
+    pub restart_policy: RestartPolicy,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub init_containers: Vec<PodContainer>,
+    pub containers: Vec<PodContainer>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Volume>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub hostname: String,
+    #[serde(default)]
+    pub host_network: bool,
+    #[serde(default, rename = "hostPID")]
+    pub host_pid: bool,
+    #[serde(default, rename = "hostIPC")]
+    pub host_ipc: bool,
+    #[serde(default)]
+    pub share_process_namespace: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<Dns>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sysctls: BTreeMap<String, String>,
+    #[serde(default = "default_grace")]
+    pub termination_grace_period_seconds: i64,
+}
+
+fn default_grace() -> i64 {
+    30
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PodContainer {
+    pub name: String,
+    pub image: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub working_dir: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<EnvVar>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<ContainerPort>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volume_mounts: Vec<VolumeMount>,
+    #[serde(default)]
+    pub resources: Resources,
+    #[serde(default)]
+    pub security: ContainerSecurity,
+    #[serde(default)]
+    pub stdin: bool,
+    #[serde(default)]
+    pub stdin_once: bool,
+    #[serde(default)]
+    pub tty: bool,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub stop_signal: String,
+    /// `Always` on an init container makes it a sidecar.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<RestartPolicy>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ContainerPort {
+    pub container_port: u16,
+    #[serde(default)]
+    pub host_port: u16,
+    #[serde(default, rename = "hostIP", skip_serializing_if = "String::is_empty")]
+    pub host_ip: String,
+    #[serde(default)]
+    pub protocol: Protocol,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VolumeMount {
+    pub name: String,
+    pub mount_path: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub sub_path: String,
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Volume {
+    pub name: String,
+    #[serde(flatten)]
+    pub source: VolumeSource,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum VolumeSource {
+    EmptyDir {
+        /// tmpfs instead of a directory
+        #[serde(default)]
+        memory: bool,
+        /// bytes, 0 is no limit
+        #[serde(default)]
+        size_limit: u64,
+    },
+    HostPath {
+        path: String,
+        /// `DirectoryOrCreate`, `Directory`, `FileOrCreate`, `File`, or empty (no check), as in Kubernetes.
+        #[serde(default, rename = "type")]
+        kind: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PodPhase {
+    #[default]
+    Unknown,
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStatus {
+    pub observed_generation: u64,
+    pub phase: PodPhase,
+    pub conditions: Vec<Condition>,
+    pub ip: String,
+    /// uid of the current sandbox.
+    pub sandbox: String,
+    pub containers: Vec<PodContainerStatus>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodContainerStatus {
+    pub name: String,
+    pub init: bool,
+    /// uid of the newest attempt, empty before the first.
+    pub uid: String,
+    pub restarts: u32,
+    pub running: bool,
+    /// Exit code of the newest attempt once it has ended.
+    pub exit_code: Option<i32>,
+    pub reason: String,
+    pub message: String,
+}
+
+impl Kind for PodKind {
+    const KIND: &'static str = "Pod";
+    const PLURAL: &'static str = "pods";
+    type Spec = PodSpec;
+    type Status = PodStatus;
+
+    fn validate(_: &Meta, spec: &PodSpec) -> Result<()> {
+        if spec.containers.is_empty() {
+            return Err(Error::invalid("spec.containers", "at least one container is required"));
+        }
+        Ok(())
+    }
+}

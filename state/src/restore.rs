@@ -1,0 +1,121 @@
+//! Opening: from the database, else from the copies beside the objects.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::durable::{Disk, Found};
+use crate::error::Result;
+use crate::guard;
+use crate::kinds::{self, KINDS};
+use crate::resource::Owner;
+use crate::store::{Copies, Opened};
+use crate::watch::Published;
+use crate::writer::{Writer, now_ns};
+
+/// Opens the store under `root` and publishes its records. The file is the root's lock.
+pub(crate) fn open(root: &Path, copies: &Copies, published: Arc<Published>) -> Result<(Writer, Opened, File)> {
+    std::fs::create_dir_all(root).map_err(|e| guard::failed(root, "cannot make the directory", &e))?;
+    let lock = guard::lock(root)?;
+    let id = guard::root_id(root)?;
+    let (disk, found) = Disk::open(root, &id)?;
+    let mut opened = Opened::default();
+    let mut writer = Writer::new(disk, published.clone());
+    match found {
+        Found::Records(records) => load(&mut writer, records, copies, &mut opened)?,
+        Found::Nothing { gone } => {
+            let copies = (copies.all)();
+            if gone || !copies.is_empty() {
+                opened.rebuilt = Some("the database is missing".into());
+            }
+            rebuild(&mut writer, copies, &mut opened)?;
+        }
+        Found::Damaged(why) => {
+            tracing::error!(why, "the database is damaged, rebuilding it from the copies");
+            opened.rebuilt = Some(why);
+            rebuild(&mut writer, (copies.all)(), &mut opened)?;
+        }
+    }
+    for (kind, uid, why) in &opened.quarantined {
+        tracing::error!(kind, uid, why, "record quarantined");
+    }
+    writer.publish_all();
+    Ok((writer, opened, lock))
+}
+
+type Records = Vec<(String, Result<Vec<u8>, String>)>;
+
+/// Takes what the database holds; a bad record comes from its copy or is quarantined.
+fn load(writer: &mut Writer, records: Records, copies: &Copies, opened: &mut Opened) -> Result<()> {
+    for (key, value) in records {
+        let (kind, uid) = key.split_once('/').unwrap_or((&key, ""));
+        let Some(known) = kinds::find(kind) else {
+            quarantine(writer, opened, &key, "its kind is unknown".into());
+            continue;
+        };
+        let loaded = value.and_then(|json| (known.load)(&mut writer.ahead, &json));
+        let why = match loaded {
+            Ok((read, created)) if read == uid => {
+                writer.seen(created);
+                continue;
+            }
+            Ok((read, _)) => {
+                (known.unload)(&mut writer.ahead, &read);
+                format!("it says that it is {read}")
+            }
+            Err(why) => why,
+        };
+        let copy = (copies.one)(kind, uid).ok_or("and there is no copy".to_owned());
+        match copy.and_then(|json| (known.import)(writer, &json)) {
+            Ok(read) if read == uid => tracing::warn!(kind, uid, why, "record read from its copy"),
+            Ok(_) => quarantine(writer, opened, &key, format!("{why}; the copy is another record's")),
+            Err(copy) => quarantine(writer, opened, &key, format!("{why}; {copy}")),
+        }
+    }
+    writer.commit()
+}
+
+/// An unreadable record stays in the database as it is.
+fn quarantine(writer: &mut Writer, opened: &mut Opened, key: &str, why: String) {
+    let (kind, uid) = key.split_once('/').unwrap_or((key, ""));
+    writer.disk.keep(key.to_owned());
+    opened.quarantined.push((kind.to_owned(), uid.to_owned(), why));
+}
+
+/// Imports every copy as delivered, in one batch. An unreadable copy is reported; its uid is taken from its text.
+fn rebuild(writer: &mut Writer, copies: Vec<Vec<u8>>, opened: &mut Opened) -> Result<()> {
+    let mut exist: HashMap<String, HashSet<String>> = HashMap::new();
+    let mut nameless = false;
+    for json in copies {
+        let kind = text_after(&json, "\"kind\":\"").unwrap_or_default();
+        let imported = match kinds::find(&kind) {
+            Some(known) => (known.import)(writer, &json),
+            None => Err(format!("its kind {kind:?} is unknown")),
+        };
+        let uid = imported.unwrap_or_else(|why| {
+            let uid = text_after(&json, "\"uid\":\"")
+                .filter(|uid| uid.len() == 64)
+                .unwrap_or_default();
+            nameless |= uid.is_empty();
+            opened
+                .quarantined
+                .push((kind.clone(), uid.clone(), format!("its copy {why}")));
+            uid
+        });
+        exist.entry(kind).or_default().insert(uid);
+    }
+    // A child without its owner goes with it, unless the owner may be one of the unreadable.
+    let exists = |owner: &Owner| nameless || exist.get(&owner.kind).is_some_and(|uids| uids.contains(&owner.uid));
+    for kind in KINDS {
+        (kind.settle)(writer, &exists, now_ns())?;
+    }
+    writer.commit_even_if_empty()
+}
+
+/// The text between `before` and the next quote.
+fn text_after(json: &[u8], before: &str) -> Option<String> {
+    let at = json.windows(before.len()).position(|w| w == before.as_bytes())? + before.len();
+    let end = at + json[at..].iter().position(|b| *b == b'"')?;
+    String::from_utf8(json[at..end].to_vec()).ok()
+}
