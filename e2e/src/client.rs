@@ -254,7 +254,7 @@ impl Cri {
     }
 
     /// The pid of a container or a sandbox's pause, from the verbose status.
-    pub fn pid(info: &std::collections::HashMap<String, String>) -> Result<i32> {
+    pub fn pid(info: &std::collections::BTreeMap<String, String>) -> Result<i32> {
         let text = info
             .get("info")
             .context("verbose status without the key `info`")?;
