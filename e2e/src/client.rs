@@ -39,8 +39,7 @@ impl Cri {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        let channel =
-            Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect);
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect);
         let limit = 16 << 20;
         Cri {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(limit),
@@ -49,12 +48,7 @@ impl Cri {
     }
 
     pub async fn version(&self) -> Result<VersionResponse, Status> {
-        let ask = within(
-            Duration::from_secs(5),
-            VersionRequest {
-                version: "v1".into(),
-            },
-        );
+        let ask = within(Duration::from_secs(5), VersionRequest { version: "v1".into() });
         Ok(self.runtime.clone().version(ask).await?.into_inner())
     }
 
@@ -76,22 +70,14 @@ impl Cri {
         let request = StopPodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        self.runtime
-            .clone()
-            .stop_pod_sandbox(ask(request))
-            .await
-            .map(drop)
+        self.runtime.clone().stop_pod_sandbox(ask(request)).await.map(drop)
     }
 
     pub async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
         let request = RemovePodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        self.runtime
-            .clone()
-            .remove_pod_sandbox(ask(request))
-            .await
-            .map(drop)
+        self.runtime.clone().remove_pod_sandbox(ask(request)).await.map(drop)
     }
 
     pub async fn sandbox_answer(&self, id: &str) -> Result<PodSandboxStatusResponse, Status> {
@@ -114,10 +100,7 @@ impl Cri {
             .ok_or_else(|| Status::data_loss("PodSandboxStatus without status"))
     }
 
-    pub async fn sandboxes(
-        &self,
-        filter: Option<PodSandboxFilter>,
-    ) -> Result<Vec<PodSandbox>, Status> {
+    pub async fn sandboxes(&self, filter: Option<PodSandboxFilter>) -> Result<Vec<PodSandbox>, Status> {
         Ok(self
             .runtime
             .clone()
@@ -168,16 +151,8 @@ impl Cri {
     }
 
     /// Create and start.
-    pub async fn launch(
-        &self,
-        sandbox: &str,
-        pod: &PodSandboxConfig,
-        container: &ContainerConfig,
-    ) -> Result<String> {
-        let id = self
-            .create(sandbox, pod, container)
-            .await
-            .context("CreateContainer")?;
+    pub async fn launch(&self, sandbox: &str, pod: &PodSandboxConfig, container: &ContainerConfig) -> Result<String> {
+        let id = self.create(sandbox, pod, container).await.context("CreateContainer")?;
         self.start(&id).await.context("StartContainer")?;
         Ok(id)
     }
@@ -188,11 +163,7 @@ impl Cri {
             container_id: id.into(),
             timeout: grace,
         };
-        self.runtime
-            .clone()
-            .stop_container(ask(request))
-            .await
-            .map(drop)
+        self.runtime.clone().stop_container(ask(request)).await.map(drop)
     }
 
     pub async fn remove(&self, id: &str) -> Result<(), Status> {
@@ -210,12 +181,7 @@ impl Cri {
             container_id: id.into(),
             verbose: true,
         };
-        Ok(self
-            .runtime
-            .clone()
-            .container_status(ask(request))
-            .await?
-            .into_inner())
+        Ok(self.runtime.clone().container_status(ask(request)).await?.into_inner())
     }
 
     pub async fn container(&self, id: &str) -> Result<ContainerStatus, Status> {
@@ -225,10 +191,7 @@ impl Cri {
             .ok_or_else(|| Status::data_loss("ContainerStatus without status"))
     }
 
-    pub async fn containers(
-        &self,
-        filter: Option<ContainerFilter>,
-    ) -> Result<Vec<Container>, Status> {
+    pub async fn containers(&self, filter: Option<ContainerFilter>) -> Result<Vec<Container>, Status> {
         Ok(self
             .runtime
             .clone()
@@ -255,14 +218,9 @@ impl Cri {
 
     /// The pid of a container or a sandbox's pause, from the verbose status.
     pub fn pid(info: &std::collections::BTreeMap<String, String>) -> Result<i32> {
-        let text = info
-            .get("info")
-            .context("verbose status without the key `info`")?;
-        let json: serde_json::Value =
-            serde_json::from_str(text).context("verbose info is not JSON")?;
-        let pid = json["pid"]
-            .as_i64()
-            .with_context(|| format!("no pid in {json:#}"))?;
+        let text = info.get("info").context("verbose status without the key `info`")?;
+        let json: serde_json::Value = serde_json::from_str(text).context("verbose info is not JSON")?;
+        let pid = json["pid"].as_i64().with_context(|| format!("no pid in {json:#}"))?;
         Ok(i32::try_from(pid)?)
     }
 
@@ -275,35 +233,21 @@ impl Cri {
     }
 
     /// `timeout` in seconds, 0 for none.
-    pub async fn exec(
-        &self,
-        id: &str,
-        command: &[&str],
-        timeout: i64,
-    ) -> Result<ExecSyncResponse, Status> {
+    pub async fn exec(&self, id: &str, command: &[&str], timeout: i64) -> Result<ExecSyncResponse, Status> {
         let cmd = command.iter().map(|&word| word.into()).collect();
         let request = ExecSyncRequest {
             container_id: id.into(),
             cmd,
             timeout,
         };
-        Ok(self
-            .runtime
-            .clone()
-            .exec_sync(ask(request))
-            .await?
-            .into_inner())
+        Ok(self.runtime.clone().exec_sync(ask(request)).await?.into_inner())
     }
 
     pub async fn reopen_log(&self, id: &str) -> Result<(), Status> {
         let request = ReopenContainerLogRequest {
             container_id: id.into(),
         };
-        self.runtime
-            .clone()
-            .reopen_container_log(ask(request))
-            .await
-            .map(drop)
+        self.runtime.clone().reopen_container_log(ask(request)).await.map(drop)
     }
 
     pub async fn update(&self, id: &str, linux: LinuxContainerResources) -> Result<(), Status> {
@@ -337,10 +281,7 @@ impl Cri {
         Ok(self
             .images
             .clone()
-            .image_status(ask(ImageStatusRequest {
-                image,
-                verbose: false,
-            }))
+            .image_status(ask(ImageStatusRequest { image, verbose: false }))
             .await?
             .into_inner()
             .image)

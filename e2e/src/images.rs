@@ -116,8 +116,7 @@ impl Layer {
             raw(&mut header.as_old_mut().name, &entry.path);
             raw(&mut header.as_old_mut().linkname, &entry.link);
             header.set_cksum();
-            tar.append(&header, entry.data.as_slice())
-                .expect("write to memory");
+            tar.append(&header, entry.data.as_slice()).expect("write to memory");
         }
         tar.into_inner().expect("write to memory")
     }
@@ -128,24 +127,17 @@ impl Layer {
         match self.compression {
             Compression::Plain => (tar, ""),
             Compression::Gzip => {
-                let mut gzip =
-                    flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+                let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
                 gzip.write_all(&tar).expect("write to memory");
                 (gzip.finish().expect("write to memory"), "+gzip")
             }
-            Compression::Zstd => (
-                zstd::encode_all(tar.as_slice(), 1).expect("write to memory"),
-                "+zstd",
-            ),
+            Compression::Zstd => (zstd::encode_all(tar.as_slice(), 1).expect("write to memory"), "+zstd"),
         }
     }
 }
 
 fn raw(field: &mut [u8; 100], text: &str) {
-    assert!(
-        text.len() <= field.len(),
-        "a name of more than 100 bytes: {text}"
-    );
+    assert!(text.len() <= field.len(), "a name of more than 100 bytes: {text}");
     field[..text.len()].copy_from_slice(text.as_bytes());
 }
 
@@ -178,11 +170,7 @@ impl Image {
     }
 
     fn oci_config(&self) -> Vec<u8> {
-        let diff_ids: Vec<_> = self
-            .layers
-            .iter()
-            .map(|layer| digest(&layer.tar()))
-            .collect();
+        let diff_ids: Vec<_> = self.layers.iter().map(|layer| digest(&layer.tar())).collect();
         let arch = if cfg!(target_arch = "aarch64") {
             "arm64"
         } else {
@@ -198,10 +186,7 @@ impl Image {
         let mut files = Files::default();
         let blob = |files: &mut Files, kind: String, data: &[u8]| {
             let digest = digest(data);
-            files.add(
-                &format!("blobs/sha256/{}", &digest["sha256:".len()..]),
-                data,
-            );
+            files.add(&format!("blobs/sha256/{}", &digest["sha256:".len()..]), data);
             json!({ "mediaType": kind, "digest": digest, "size": data.len() })
         };
         let config = blob(
@@ -219,8 +204,7 @@ impl Image {
             ));
         }
         let kind = "application/vnd.oci.image.manifest.v1+json";
-        let manifest =
-            json!({ "schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers });
+        let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers });
         let mut manifest = blob(&mut files, kind.into(), manifest.to_string().as_bytes());
         manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": self.name });
         files.add(
@@ -245,16 +229,14 @@ impl Image {
             files.add(&name, &layer.blob().0);
             layers.push(name);
         }
-        let manifest =
-            json!([{ "Config": config_name, "RepoTags": [self.name], "Layers": layers }]);
+        let manifest = json!([{ "Config": config_name, "RepoTags": [self.name], "Layers": layers }]);
         files.add("manifest.json", manifest.to_string().as_bytes());
         files.tar()
     }
 }
 
 fn busybox_layer(compression: Compression) -> Result<Layer> {
-    let program =
-        fs::read("/bin/busybox").context("busybox: install the Debian package busybox-static")?;
+    let program = fs::read("/bin/busybox").context("busybox: install the Debian package busybox-static")?;
     let list = Command::new("/bin/busybox")
         .arg("--list")
         .output()
@@ -307,10 +289,7 @@ impl Files {
 
 /// `sha256:…` of `data`.
 pub fn digest(data: &[u8]) -> String {
-    let hex: String = Sha256::digest(data)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let hex: String = Sha256::digest(data).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }
 
@@ -319,9 +298,7 @@ pub fn digest(data: &[u8]) -> String {
 pub fn real(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     let (layout, bundle) = (dir.join("layout"), dir.join("bundle"));
     let image = format!("{}:1", layout.display());
-    let umoci = |args: &[&str]| {
-        crate::tools::check(Command::new("umoci").args(args)).context("Debian package umoci")
-    };
+    let umoci = |args: &[&str]| crate::tools::check(Command::new("umoci").args(args)).context("Debian package umoci");
     umoci(&["init", "--layout", &layout.display().to_string()])?;
     umoci(&["new", "--image", &image])?;
     umoci(&["unpack", "--image", &image, &bundle.display().to_string()])?;
@@ -349,17 +326,10 @@ pub fn real(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     let copy = |to: String| {
         let from = format!("oci:{image}");
         let mut skopeo = Command::new("skopeo");
-        crate::tools::check(skopeo.args(["--insecure-policy", "copy", &from, &to]))
-            .context("Debian package skopeo")
+        crate::tools::check(skopeo.args(["--insecure-policy", "copy", &from, &to])).context("Debian package skopeo")
     };
-    copy(format!(
-        "docker-archive:{}:localhost/real:1",
-        archives.0.display()
-    ))?;
-    copy(format!(
-        "oci-archive:{}:localhost/real:1",
-        archives.1.display()
-    ))?;
+    copy(format!("docker-archive:{}:localhost/real:1", archives.0.display()))?;
+    copy(format!("oci-archive:{}:localhost/real:1", archives.1.display()))?;
     Ok(archives)
 }
 
@@ -371,8 +341,7 @@ fn edit(rootfs: &Path, step: u32) -> Result<()> {
             fs::create_dir_all(rootfs.join("full"))?;
             fs::copy("/bin/busybox", rootfs.join("bin/busybox")).context("busybox-static")?;
             for applet in [
-                "sh", "cat", "ls", "sleep", "echo", "id", "seq", "nc", "ip", "wget", "httpd",
-                "test",
+                "sh", "cat", "ls", "sleep", "echo", "id", "seq", "nc", "ip", "wget", "httpd", "test",
             ] {
                 std::os::unix::fs::symlink("busybox", rootfs.join("bin").join(applet))?;
             }
@@ -390,10 +359,7 @@ fn edit(rootfs: &Path, step: u32) -> Result<()> {
             fs::write(rootfs.join("full/new"), "of the third layer\n")?;
         }
     }
-    ensure!(
-        rootfs.join("bin/busybox").exists(),
-        "the rootfs lost its busybox"
-    );
+    ensure!(rootfs.join("bin/busybox").exists(), "the rootfs lost its busybox");
     Ok(())
 }
 
@@ -422,23 +388,12 @@ mod tests {
         for (transport, layers) in [("docker-archive", 2), ("oci-archive", 3)] {
             let file = dir.path().join(transport.replace("-archive", ".tar"));
             let out = Command::new("skopeo")
-                .args([
-                    "inspect",
-                    "--config",
-                    &format!("{transport}:{}", file.display()),
-                ])
+                .args(["inspect", "--config", &format!("{transport}:{}", file.display())])
                 .output()
                 .expect("Debian package skopeo");
-            assert!(
-                out.status.success(),
-                "{}",
-                String::from_utf8_lossy(&out.stderr)
-            );
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
             let config: Value = serde_json::from_slice(&out.stdout).unwrap();
-            assert_eq!(
-                config["rootfs"]["diff_ids"].as_array().unwrap().len(),
-                layers
-            );
+            assert_eq!(config["rootfs"]["diff_ids"].as_array().unwrap().len(), layers);
         }
     }
 
@@ -463,9 +418,6 @@ mod tests {
             }
         }
         assert_eq!(layers, 3);
-        assert!(
-            whiteouts.contains(&"data/.wh.removed".to_owned()),
-            "{whiteouts:?}"
-        );
+        assert!(whiteouts.contains(&"data/.wh.removed".to_owned()), "{whiteouts:?}");
     }
 }

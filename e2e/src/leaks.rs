@@ -50,12 +50,7 @@ impl Census {
             .filter(|(name, _)| ours(name))
             .for_each(|(name, _)| census.add("netns", name.clone()));
         for mount in mounts(Path::new("/proc/self/mountinfo"))? {
-            if ours(&mount)
-                || mark
-                    .dirs
-                    .iter()
-                    .any(|dir| mount.contains(&*dir.to_string_lossy()))
-            {
+            if ours(&mount) || mark.dirs.iter().any(|dir| mount.contains(&*dir.to_string_lossy())) {
                 census.add("mount", mount);
             }
         }
@@ -98,22 +93,16 @@ impl Census {
         mounts(Path::new("/proc/self/mountinfo"))?
             .into_iter()
             .for_each(|mount| census.add("mount", mount));
-        let managed = |path: &String| {
-            path.contains(".slice") || path.contains(".scope") || path.contains(".service")
-        };
+        let managed = |path: &String| path.contains(".slice") || path.contains(".scope") || path.contains(".service");
         cgroups()?
             .into_iter()
             .filter(|c| !managed(c))
             .for_each(|cgroup| census.add("cgroup", cgroup));
-        links()?
-            .into_iter()
-            .for_each(|link| census.add("link", link));
+        links()?.into_iter().for_each(|link| census.add("link", link));
         addresses()?
             .into_iter()
             .for_each(|address| census.add("address", address));
-        routes()?
-            .into_iter()
-            .for_each(|route| census.add("route", route));
+        routes()?.into_iter().for_each(|route| census.add("route", route));
         nft_tables()?
             .into_iter()
             .for_each(|table| census.add("nft table", table));
@@ -126,11 +115,7 @@ impl Census {
 
     /// All things of a kind: `process`, `netns`, `mount`, `cgroup`, `link`, `nft table`, `directory`, `socket`, `fifo`.
     pub fn kind(&self, kind: &str) -> impl Iterator<Item = &str> {
-        self.found
-            .get(kind)
-            .into_iter()
-            .flatten()
-            .map(String::as_str)
+        self.found.get(kind).into_iter().flatten().map(String::as_str)
     }
 
     /// True if nothing was found.
@@ -192,10 +177,7 @@ impl Process {
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
         let bytes = fs::read(dir.join("cmdline")).unwrap_or_default();
-        let mut command = String::from_utf8_lossy(&bytes)
-            .replace('\0', " ")
-            .trim_end()
-            .to_owned();
+        let mut command = String::from_utf8_lossy(&bytes).replace('\0', " ").trim_end().to_owned();
         if command.is_empty() {
             command = format!("[{}]", head.split_once('(').map_or("?", |(_, name)| name));
         }
@@ -221,40 +203,24 @@ impl Process {
     /// Start time in clock ticks since boot: with the pid it names one process for ever.
     pub fn start_time(pid: i32) -> Option<u64> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(')')?
-            .1
-            .split_whitespace()
-            .nth(19)?
-            .parse()
-            .ok()
+        stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
     }
 
     fn line(&self) -> String {
-        format!(
-            "{} (parent {}, {}) {}",
-            self.pid, self.parent, self.state, self.command
-        )
+        format!("{} (parent {}, {}) {}", self.pid, self.parent, self.state, self.command)
     }
 
     fn marked(&self, mark: &Mark, pins: &BTreeSet<u64>) -> bool {
         if self.pid == std::process::id() as i32 || (self.state == 'Z' && self.parent == 1) {
             return false;
         }
-        let named = |text: &str| {
-            mark.dirs
-                .iter()
-                .any(|dir| text.contains(&*dir.to_string_lossy()))
-        };
+        let named = |text: &str| mark.dirs.iter().any(|dir| text.contains(&*dir.to_string_lossy()));
         let instance = !mark.instance.is_empty() && self.cgroups.contains(&mark.instance);
         let parent = mark
             .parents
             .iter()
             .any(|parent| self.cgroups.contains(&format!("/{parent}/")));
-        named(&self.command)
-            || named(&self.root)
-            || instance
-            || parent
-            || pins.contains(&self.netns)
+        named(&self.command) || named(&self.root) || instance || parent || pins.contains(&self.netns)
     }
 
     fn is_runtime(&self) -> bool {
@@ -268,11 +234,7 @@ impl Process {
 pub fn processes() -> Result<Vec<Process>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc").context("read /proc")?.flatten() {
-        if let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        {
+        if let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
             all.extend(Process::read(pid));
         }
     }
@@ -308,10 +270,7 @@ pub fn cgroups() -> Result<Vec<String>> {
             continue;
         };
         if fs.starts_with("cgroup ") || fs.starts_with("cgroup2 ") {
-            let point = mount
-                .split(' ')
-                .nth(4)
-                .context("mount table without a mount point")?;
+            let point = mount.split(' ').nth(4).context("mount table without a mount point")?;
             directories(Path::new(point), &mut all);
         }
     }
@@ -392,8 +351,7 @@ pub fn nft_tables() -> Result<Vec<String>> {
     let mut names = Vec::new();
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let len = socket::recv(netlink.as_raw_fd(), &mut buffer, MsgFlags::empty())
-            .context("read nft tables")?;
+        let len = socket::recv(netlink.as_raw_fd(), &mut buffer, MsgFlags::empty()).context("read nft tables")?;
         let mut rest = &buffer[..len];
         while rest.len() >= 16 {
             let size = u32::from_ne_bytes(rest[..4].try_into()?) as usize;
@@ -421,11 +379,7 @@ fn attribute(mut rest: &[u8], wanted: u16) -> Option<String> {
         let kind = u16::from_ne_bytes(rest[2..4].try_into().ok()?) & 0x3fff;
         let value = rest.get(4..size)?;
         if kind == wanted {
-            return Some(
-                String::from_utf8_lossy(value)
-                    .trim_end_matches('\0')
-                    .to_owned(),
-            );
+            return Some(String::from_utf8_lossy(value).trim_end_matches('\0').to_owned());
         }
         rest = rest.get(size.next_multiple_of(4)..)?;
     }
@@ -494,41 +448,28 @@ mod tests {
                 .success()
         );
         fs::create_dir_all(dir.path().join("pods/abc")).unwrap();
-        nix::unistd::mkfifo(
-            &dir.path().join("pods/abc/out"),
-            nix::sys::stat::Mode::S_IRWXU,
-        )
-        .unwrap();
+        nix::unistd::mkfifo(&dir.path().join("pods/abc/out"), nix::sys::stat::Mode::S_IRWXU).unwrap();
 
         let census = Census::of(&mark).unwrap();
         for kind in ["process", "netns", "cgroup", "directory", "fifo"] {
             assert_eq!(census.kind(kind).count(), 1, "{kind}: {census}");
         }
         assert_eq!(census.kind("mount").count(), 1, "{census}");
-        assert!(
-            Census::default()
-                .diff(&census)
-                .contains("+ netns: /run/netns/rc-leaks")
-        );
+        assert!(Census::default().diff(&census).contains("+ netns: /run/netns/rc-leaks"));
 
         child.kill().unwrap();
         child.wait().unwrap();
         crate::scrub::scrub(&mark).unwrap();
         let left = Census::of(&mark).unwrap();
         assert!(
-            left.kind("process").count() + left.kind("netns").count() + left.kind("cgroup").count()
-                == 0,
+            left.kind("process").count() + left.kind("netns").count() + left.kind("cgroup").count() == 0,
             "{left}"
         );
     }
 
     fn cgroups_root() -> PathBuf {
         let v1 = PathBuf::from("/sys/fs/cgroup/pids");
-        if v1.exists() {
-            v1
-        } else {
-            "/sys/fs/cgroup".into()
-        }
+        if v1.exists() { v1 } else { "/sys/fs/cgroup".into() }
     }
 
     #[test]

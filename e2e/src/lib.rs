@@ -27,10 +27,7 @@ use std::time::{Duration, Instant};
 /// Asks `look` until it answers `Ok`, at most for `limit`; then fails with its last answer.
 ///
 /// For facts of the kernel that nobody announces (a link that goes after its namespace, a directory deleted behind).
-pub async fn eventually<T>(
-    limit: Duration,
-    mut look: impl AsyncFnMut() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
+pub async fn eventually<T>(limit: Duration, mut look: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let start = Instant::now();
     loop {
         match look().await {

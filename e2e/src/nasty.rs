@@ -63,11 +63,11 @@ pub fn archives(outside: &str) -> Vec<(&'static str, Vec<u8>, Fate)> {
         ),
         (
             "a hard link to a file of the host",
-            image(layer().hardlink("passwd", &format!("/{out}/victim")).file(
-                "passwd",
-                0o666,
-                "overwritten",
-            )),
+            image(
+                layer()
+                    .hardlink("passwd", &format!("/{out}/victim"))
+                    .file("passwd", 0o666, "overwritten"),
+            ),
             Fate::Contained,
         ),
         (
@@ -75,17 +75,9 @@ pub fn archives(outside: &str) -> Vec<(&'static str, Vec<u8>, Fate)> {
             image(layer().file(&format!("{up}{out}/.wh.victim"), 0o644, "")),
             Fate::Contained,
         ),
-        (
-            "a deep directory",
-            image(layer().dir(&deep, 0o755)),
-            Fate::Contained,
-        ),
+        ("a deep directory", image(layer().dir(&deep, 0o755)), Fate::Contained),
         ("nothing at all", Vec::new(), Fate::Refused("")),
-        (
-            "not a tar",
-            b"this is not an archive\n".repeat(100),
-            Fate::Refused(""),
-        ),
+        ("not a tar", b"this is not an archive\n".repeat(100), Fate::Refused("")),
         (
             "a layer cut short",
             cut(image(layer().file("f", 0o644, vec![7; 100_000]))),
@@ -101,11 +93,7 @@ pub fn archives(outside: &str) -> Vec<(&'static str, Vec<u8>, Fate)> {
             missing_layer(),
             Fate::Refused("layer"),
         ),
-        (
-            "a manifest of no known kind",
-            strange_manifest(),
-            Fate::Refused(""),
-        ),
+        ("a manifest of no known kind", strange_manifest(), Fate::Refused("")),
     ]
 }
 
@@ -149,10 +137,6 @@ fn strange_manifest() -> Vec<u8> {
     Layer::new(Plain)
         .file("oci-layout", 0o644, r#"{"imageLayoutVersion":"1.0.0"}"#)
         .file("index.json", 0o644, index.to_string())
-        .file(
-            &format!("blobs/sha256/{}", &name["sha256:".len()..]),
-            0o644,
-            blob,
-        )
+        .file(&format!("blobs/sha256/{}", &name["sha256:".len()..]), 0o644, blob)
         .tar()
 }

@@ -165,11 +165,9 @@ impl Node {
             Ok(outcome) => outcome?,
             Err(_) => bail!("the daemon did not say READY=1 within 20 s"),
         }
-        eventually(Duration::from_secs(10), async || {
-            Ok(self.cri.version().await?)
-        })
-        .await
-        .context("Version")?;
+        eventually(Duration::from_secs(10), async || Ok(self.cri.version().await?))
+            .await
+            .context("Version")?;
         Ok(())
     }
 
@@ -213,12 +211,7 @@ impl Node {
     /// The same, and it must succeed; answers its standard output.
     pub async fn ok(&self, args: &[&str]) -> Result<String> {
         let out = self.reconcile(args).await?;
-        ensure!(
-            out.status.success(),
-            "`reconcile {}`: {}",
-            args.join(" "),
-            shown(&out)
-        );
+        ensure!(out.status.success(), "`reconcile {}`: {}", args.join(" "), shown(&out));
         Ok(String::from_utf8(out.stdout)?)
     }
 
@@ -237,8 +230,7 @@ impl Node {
 
     /// Imports `localhost/busybox:1`.
     pub async fn busybox(&self) -> Result<()> {
-        self.import(images::Image::busybox(pods::BUSYBOX)?.oci())
-            .await
+        self.import(images::Image::busybox(pods::BUSYBOX)?.oci()).await
     }
 
     /// A sandbox config for this node.
@@ -311,9 +303,7 @@ impl Node {
     /// Pids of the shims.
     pub fn shims(&self) -> Result<Vec<i32>> {
         let lines = self.processes()?;
-        let shims = lines
-            .iter()
-            .filter(|line| line.contains("reconcile-shim serve"));
+        let shims = lines.iter().filter(|line| line.contains("reconcile-shim serve"));
         shims
             .map(|line| Ok(line.split(' ').next().unwrap_or_default().parse()?))
             .collect()
@@ -323,11 +313,7 @@ impl Node {
     pub async fn no_pods(&self) -> Result<()> {
         eventually(Duration::from_secs(20), async || {
             let processes = self.processes()?;
-            ensure!(
-                processes.is_empty(),
-                "processes are left:\n{}",
-                processes.join("\n")
-            );
+            ensure!(processes.is_empty(), "processes are left:\n{}", processes.join("\n"));
             let census = Census::of(&self.mark())?;
             for kind in ["netns", "directory", "fifo"] {
                 ensure!(
@@ -356,10 +342,7 @@ impl Node {
                 .context("RemovePodSandbox, to clean up")?;
         }
         let left = self.cri.containers(None).await?;
-        ensure!(
-            left.is_empty(),
-            "containers outlived their sandboxes: {left:#?}"
-        );
+        ensure!(left.is_empty(), "containers outlived their sandboxes: {left:#?}");
         self.no_pods().await?;
         self.instance();
         self.stop().await?;
@@ -404,10 +387,7 @@ impl Drop for Node {
         if !self.finished {
             let log = self.daemon_log();
             let tail: Vec<_> = log.lines().rev().take(60).collect();
-            eprintln!(
-                "--- last words of the daemon in {} ---",
-                self.dir.path().display()
-            );
+            eprintln!("--- last words of the daemon in {} ---", self.dir.path().display());
             tail.iter().rev().for_each(|line| eprintln!("{line}"));
         }
         let mark = Mark {

@@ -106,8 +106,7 @@ pub fn log_lines(path: impl AsRef<Path>) -> Result<Vec<LogLine>> {
             tag: next(),
             text: next(),
         };
-        let known =
-            ["stdout", "stderr"].contains(&&*line.stream) && ["F", "P"].contains(&&*line.tag);
+        let known = ["stdout", "stderr"].contains(&&*line.stream) && ["F", "P"].contains(&&*line.tag);
         ensure!(
             known && line.time.contains('T'),
             "{}: not a CRI log line: {line:?}",

@@ -38,10 +38,7 @@ pub fn scrub(mark: &Mark) -> Result<()> {
         let _ = umount2(Path::new(pin), MntFlags::MNT_DETACH);
         let _ = fs::remove_file(pin);
     }
-    for link in census
-        .kind("link")
-        .filter_map(|link| link.split(' ').next())
-    {
+    for link in census.kind("link").filter_map(|link| link.split(' ').next()) {
         quietly(Command::new("ip").args(["link", "delete", link]));
     }
     for table in census.kind("nft table") {

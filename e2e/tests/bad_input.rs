@@ -13,11 +13,7 @@ use tonic::Code;
 const DOCUMENTS: &[(&str, &str, &[&str])] = &[
     ("not YAML", "a: [1, 2", &["bad.yaml:"]),
     ("a list", "- 1\n- 2\n", &["bad.yaml:"]),
-    (
-        "no kind",
-        "apiVersion: v1\nmetadata: {name: x}\n",
-        &["kind"],
-    ),
+    ("no kind", "apiVersion: v1\nmetadata: {name: x}\n", &["kind"]),
     (
         "unknown kind",
         "apiVersion: v1\nkind: Deployment\nmetadata: {name: x}\n",
@@ -94,7 +90,8 @@ const DOCUMENTS: &[(&str, &str, &[&str])] = &[
 async fn yaml() -> Result<()> {
     let node = Node::start().await?;
     let before = Census::of(&node.mark())?;
-    let good = "apiVersion: v1\nkind: Pod\nmetadata: {name: good}\nspec: {containers: [{name: a, image: localhost/hello}]}\n";
+    let good =
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: good}\nspec: {containers: [{name: a, image: localhost/hello}]}\n";
     for (case, document, words) in DOCUMENTS {
         for (form, text) in [
             ("alone", (*document).to_owned()),
@@ -103,11 +100,7 @@ async fn yaml() -> Result<()> {
             let file = node.file("bad.yaml", text)?;
             let out = node.reconcile(&["apply", "-f", &file]).await?;
             let error = String::from_utf8_lossy(&out.stderr).into_owned();
-            assert!(
-                !out.status.success(),
-                "{case} ({form}) was accepted: {}",
-                shown(&out)
-            );
+            assert!(!out.status.success(), "{case} ({form}) was accepted: {}", shown(&out));
             for word in *words {
                 // The line is the first document's only where it stands alone.
                 let word = if form == "second" {
@@ -115,10 +108,7 @@ async fn yaml() -> Result<()> {
                 } else {
                     word
                 };
-                assert!(
-                    error.contains(word),
-                    "{case} ({form}): {word:?} is missing in\n{error}"
-                );
+                assert!(error.contains(word), "{case} ({form}): {word:?} is missing in\n{error}");
             }
             assert!(
                 !error.contains("panicked") && !error.contains("RUST_BACKTRACE"),
@@ -132,10 +122,7 @@ async fn yaml() -> Result<()> {
     }
     let pods = node.ok(&["get", "pods", "-o", "json"]).await?;
     let json: serde_json::Value = serde_json::from_str(&pods).with_context(|| pods.clone())?;
-    let items = json
-        .as_array()
-        .cloned()
-        .or_else(|| json["items"].as_array().cloned());
+    let items = json.as_array().cloned().or_else(|| json["items"].as_array().cloned());
     assert_eq!(items.map(|items| items.len()), Some(0), "{pods}");
     let after = Census::of(&node.mark())?;
     assert!(before == after, "{}", before.diff(&after));
@@ -161,9 +148,7 @@ async fn cri_requests() -> Result<()> {
     let node = Node::start().await?;
     let good = pods::host_network(node.pod("good"));
     let mut runtime = node.cri.runtime.clone();
-    let empty = runtime
-        .run_pod_sandbox(RunPodSandboxRequest::default())
-        .await;
+    let empty = runtime.run_pod_sandbox(RunPodSandboxRequest::default()).await;
     refused("no config", empty, Code::InvalidArgument, "config");
     type Break = fn(&mut PodSandboxConfig);
     let sandboxes: [(&str, Break, &str); 9] = [
@@ -178,16 +163,8 @@ async fn cri_requests() -> Result<()> {
             |c| c.metadata.get_or_insert_default().uid.clear(),
             "metadata.uid",
         ),
-        (
-            "relative logs",
-            |c| c.log_directory = "logs".into(),
-            "log_directory",
-        ),
-        (
-            "climbing hostname",
-            |c| c.hostname = "a/../b".into(),
-            "hostname",
-        ),
+        ("relative logs", |c| c.log_directory = "logs".into(), "log_directory"),
+        ("climbing hostname", |c| c.hostname = "a/../b".into(), "hostname"),
         ("unknown mode", |c| options(c).network = 77, "network"),
         (
             "target network",
@@ -213,12 +190,7 @@ async fn cri_requests() -> Result<()> {
     for (case, broken, word) in sandboxes {
         let mut config = good.clone();
         broken(&mut config);
-        refused(
-            case,
-            node.cri.run_sandbox(&config).await,
-            Code::InvalidArgument,
-            word,
-        );
+        refused(case, node.cri.run_sandbox(&config).await, Code::InvalidArgument, word);
     }
     let handler = RunPodSandboxRequest {
         config: Some(good.clone()),
@@ -236,24 +208,14 @@ async fn cri_requests() -> Result<()> {
     let sandbox = node.cri.run_sandbox(&good).await?;
     type Spoil = fn(&mut ContainerConfig);
     let containers: [(&str, Spoil, Code, &str); 10] = [
-        (
-            "no metadata",
-            |c| c.metadata = None,
-            Code::InvalidArgument,
-            "metadata",
-        ),
+        ("no metadata", |c| c.metadata = None, Code::InvalidArgument, "metadata"),
         (
             "no name",
             |c| c.metadata.get_or_insert_default().name.clear(),
             Code::InvalidArgument,
             "metadata.name",
         ),
-        (
-            "no image",
-            |c| c.image = None,
-            Code::InvalidArgument,
-            "image",
-        ),
+        ("no image", |c| c.image = None, Code::InvalidArgument, "image"),
         (
             "relative mount",
             |c| c.mounts = vec![mount("/x", "inside")],
@@ -300,12 +262,7 @@ async fn cri_requests() -> Result<()> {
     for (case, spoil, code, word) in containers {
         let mut config = pods::container("c", HELLO, &["/hello", "exit", "0"]);
         spoil(&mut config);
-        refused(
-            case,
-            node.cri.create(&sandbox, &good, &config).await,
-            code,
-            word,
-        );
+        refused(case, node.cri.create(&sandbox, &good, &config).await, code, word);
     }
     let config = pods::container("c", HELLO, &[]);
     refused(
@@ -320,12 +277,7 @@ async fn cri_requests() -> Result<()> {
         Code::InvalidArgument,
         "container_id",
     );
-    refused(
-        "unknown id",
-        node.cri.start("feed").await,
-        Code::NotFound,
-        "feed",
-    );
+    refused("unknown id", node.cri.start("feed").await, Code::NotFound, "feed");
     assert!(
         node.cri.containers(None).await?.is_empty(),
         "a refused create left a container"
@@ -402,18 +354,10 @@ async fn flags() -> Result<()> {
             .arg("--socket")
             .arg(format!("unix://{}", node.socket().display()))
             .args(*args);
-        let out = tokio::time::timeout(
-            std::time::Duration::from_secs(20),
-            command.kill_on_drop(true).output(),
-        )
-        .await;
+        let out = tokio::time::timeout(std::time::Duration::from_secs(20), command.kill_on_drop(true).output()).await;
         let out = out.with_context(|| format!("{args:?} did not end"))??;
         let error = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(
-            !out.status.success(),
-            "{args:?} was accepted: {}",
-            shown(&out)
-        );
+        assert!(!out.status.success(), "{args:?} was accepted: {}", shown(&out));
         assert!(
             error.contains(word) && !error.contains("panicked"),
             "{args:?}: {}",

@@ -18,10 +18,7 @@ async fn apply_get_describe_logs_exec_delete() -> Result<()> {
     assert!(applied.contains("sleeper"), "{applied}");
     e2e::eventually(Duration::from_secs(10), async || {
         let pods = node.ok(&["get", "pods"]).await?;
-        ensure!(
-            pods.contains("sleeper") && pods.contains("Running"),
-            "{pods}"
-        );
+        ensure!(pods.contains("sleeper") && pods.contains("Running"), "{pods}");
         Ok(())
     })
     .await?;
@@ -31,10 +28,7 @@ async fn apply_get_describe_logs_exec_delete() -> Result<()> {
     }
     for format in ["json", "yaml"] {
         let text = node.ok(&["get", "pod", "sleeper", "-o", format]).await?;
-        assert!(
-            text.contains("reconcile/v1") && text.contains("sleeper"),
-            "{text}"
-        );
+        assert!(text.contains("reconcile/v1") && text.contains("sleeper"), "{text}");
     }
     let described = node.ok(&["describe", "pod", "sleeper"]).await?;
     assert!(described.contains("localhost/hello"), "{described}");
@@ -70,8 +64,7 @@ async fn logs_follow_to_the_end() -> Result<()> {
     let file = node.file("slow.yaml", slow)?;
     node.ok(&["apply", "-f", &file]).await?;
     let follow = async || {
-        let mut command =
-            tokio::process::Command::from(node.command(&["logs", "-f", "sleeper", "-c", "lines"])?);
+        let mut command = tokio::process::Command::from(node.command(&["logs", "-f", "sleeper", "-c", "lines"])?);
         let run = command.stdin(Stdio::null()).kill_on_drop(true).output();
         let out = tokio::time::timeout(Duration::from_secs(30), run)
             .await

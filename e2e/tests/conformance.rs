@@ -59,12 +59,7 @@ impl Crictl<'_> {
     /// Standard output of a command that must succeed.
     async fn ok(&self, args: &[&str]) -> Result<String> {
         let out = self.run(args).await?;
-        ensure!(
-            out.status.success(),
-            "crictl {}: {}",
-            args.join(" "),
-            shown(&out)
-        );
+        ensure!(out.status.success(), "crictl {}: {}", args.join(" "), shown(&out));
         Ok(String::from_utf8(out.stdout)?.trim_end().to_owned())
     }
 
@@ -101,10 +96,7 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     let node = Node::start().await?;
     node.busybox().await?;
     node.file("crictl.yaml", "timeout: 20\n")?;
-    let crictl = Crictl {
-        program,
-        node: &node,
-    };
+    let crictl = Crictl { program, node: &node };
     let logs = node.path("logs");
     let pod = node.file(
         "pod.json",
@@ -125,13 +117,8 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     assert!(version.contains("RuntimeName:  reconcile"), "{version}");
     let info = crictl.json(&["info"]).await?;
     for condition in ["RuntimeReady", "NetworkReady"] {
-        let all = path(&info, "/status/conditions")?
-            .as_array()
-            .context("an array")?;
-        let found = all
-            .iter()
-            .find(|found| found["type"] == condition)
-            .context(condition)?;
+        let all = path(&info, "/status/conditions")?.as_array().context("an array")?;
+        let found = all.iter().find(|found| found["type"] == condition).context(condition)?;
         assert_eq!(found["status"], true, "{found}");
     }
     assert!(path(&info, "/runtimeHandlers")?.is_array());
@@ -150,23 +137,12 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     let sandbox = crictl.ok(&["runp", &pod]).await?;
     assert_eq!(sandbox.len(), 64, "{sandbox}");
     let row = crictl.row(&["pods"], &sandbox[..13]).await?;
+    assert_eq!(row[2..], ["Ready", "web", "prod", "1", "(default)"], "{row:?}");
     assert_eq!(
-        row[2..],
-        ["Ready", "web", "prod", "1", "(default)"],
-        "{row:?}"
-    );
-    assert_eq!(
-        crictl
-            .ok(&["pods", "-q", "--no-trunc", "--label", "app=web"])
-            .await?,
+        crictl.ok(&["pods", "-q", "--no-trunc", "--label", "app=web"]).await?,
         sandbox
     );
-    assert_eq!(
-        crictl
-            .ok(&["pods", "-q", "--name", "nothing-like-it"])
-            .await?,
-        ""
-    );
+    assert_eq!(crictl.ok(&["pods", "-q", "--name", "nothing-like-it"]).await?, "");
     let inspect = crictl.json(&["inspectp", &sandbox[..13]]).await?;
     assert_eq!(path(&inspect, "/status/id")?, sandbox.as_str());
     assert_eq!(path(&inspect, "/status/state")?, "SANDBOX_READY");
@@ -181,16 +157,10 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
             .is_some_and(|ip| ip.contains('.'))
     );
     assert!(path(&inspect, "/status/linux/namespaces/options/pid")?.is_string());
-    assert!(
-        path(&inspect, "/info/pid")?
-            .as_i64()
-            .is_some_and(|pid| pid > 1)
-    );
+    assert!(path(&inspect, "/info/pid")?.as_i64().is_some_and(|pid| pid > 1));
     path(&inspect, "/info/config")?;
 
-    let id = crictl
-        .ok(&["create", &sandbox[..13], &container, &pod])
-        .await?;
+    let id = crictl.ok(&["create", &sandbox[..13], &container, &pod]).await?;
     assert_eq!(crictl.ok(&["ps", "-q"]).await?, "", "ps shows what runs");
     assert_eq!(crictl.row(&["ps", "-a"], &id[..13]).await?[3], "Created");
     crictl.ok(&["start", &id[..13]]).await?;
@@ -208,11 +178,7 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     );
     let log = logs.join("main.log").display().to_string();
     assert_eq!(path(&inspect, "/status/logPath")?, log.as_str());
-    assert!(
-        path(&inspect, "/info/pid")?
-            .as_i64()
-            .is_some_and(|pid| pid > 1)
-    );
+    assert!(path(&inspect, "/info/pid")?.as_i64().is_some_and(|pid| pid > 1));
     assert!(path(&inspect, "/info/runtimeSpec/linux/namespaces")?.is_array());
     assert_eq!(path(&inspect, "/info/sandboxID")?, sandbox.as_str());
 
@@ -227,15 +193,8 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     })
     .await?;
     assert!(out.status.success());
-    assert_eq!(
-        crictl
-            .ok(&["exec", "-s", &id[..13], "echo", "inside"])
-            .await?,
-        "inside"
-    );
-    let failing = crictl
-        .run(&["exec", "-s", &id[..13], "sh", "-c", "exit 7"])
-        .await?;
+    assert_eq!(crictl.ok(&["exec", "-s", &id[..13], "echo", "inside"]).await?, "inside");
+    let failing = crictl.run(&["exec", "-s", &id[..13], "sh", "-c", "exit 7"]).await?;
     assert!(
         !failing.status.success() && shown(&failing).contains('7'),
         "{}",

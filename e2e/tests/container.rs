@@ -37,11 +37,7 @@ async fn created_running_exited_removed() -> Result<()> {
     node.cri.start(&id).await?;
     let status = node.cri.exited(&id).await?;
     assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
-    assert!(
-        before <= status.started_at
-            && status.started_at <= status.finished_at
-            && status.finished_at <= now()
-    );
+    assert!(before <= status.started_at && status.started_at <= status.finished_at && status.finished_at <= now());
     assert_eq!(status.metadata, config.metadata);
     assert_eq!(status.labels, config.labels);
     assert!(
@@ -61,17 +57,10 @@ async fn created_running_exited_removed() -> Result<()> {
     node.cri.remove(&id).await.context("removed already")?;
     node.cri.stop(&id, 0).await.context("unknown now")?;
     assert_eq!(
-        node.cri
-            .container(&id)
-            .await
-            .map_err(|status| status.code())
-            .err(),
+        node.cri.container(&id).await.map_err(|status| status.code()).err(),
         Some(Code::NotFound)
     );
-    assert!(
-        fs::metadata(&status.log_path).is_ok(),
-        "the log belongs to the caller"
-    );
+    assert!(fs::metadata(&status.log_path).is_ok(), "the log belongs to the caller");
     node.finish().await
 }
 
@@ -95,11 +84,7 @@ async fn exit_codes_and_reasons() -> Result<()> {
             .launch(&sandbox, &pod, &shell(&format!("c{n}"), script))
             .await?;
         let status = node.cri.exited(&id).await?;
-        assert_eq!(
-            (status.exit_code, status.reason.as_str()),
-            (code, reason),
-            "{script}"
-        );
+        assert_eq!((status.exit_code, status.reason.as_str()), (code, reason), "{script}");
         assert!(Census::of(&node.mark())?.kind("process").count() <= 3);
     }
     node.finish().await
@@ -121,10 +106,7 @@ async fn stop_sends_the_signal_once_waits_and_kills() -> Result<()> {
         )
         .await?;
     let counted = format!("trap 'echo got TERM' TERM; {loops}");
-    let deaf = node
-        .cri
-        .launch(&sandbox, &pod, &shell("deaf", &counted))
-        .await?;
+    let deaf = node.cri.launch(&sandbox, &pod, &shell("deaf", &counted)).await?;
     let log = |name: &str| format!("{}/{name}.log", pod.log_directory);
     for name in ["polite", "deaf"] {
         e2e::eventually(Duration::from_secs(10), async || {
@@ -138,10 +120,7 @@ async fn stop_sends_the_signal_once_waits_and_kills() -> Result<()> {
     }
     let start = Instant::now();
     node.cri.stop(&polite, 20).await?;
-    assert!(
-        start.elapsed() < Duration::from_secs(5),
-        "it ended by itself"
-    );
+    assert!(start.elapsed() < Duration::from_secs(5), "it ended by itself");
     assert_eq!(node.cri.container(&polite).await?.exit_code, 3);
 
     let start = Instant::now();
@@ -178,10 +157,7 @@ async fn stop_sends_the_signal_once_waits_and_kills() -> Result<()> {
     .await?;
     node.cri.stop(&ints, 20).await?;
     let status = node.cri.container(&ints).await?;
-    assert_eq!(
-        (status.exit_code, status.stop_signal()),
-        (9, Signal::Sigint)
-    );
+    assert_eq!((status.exit_code, status.stop_signal()), (9, Signal::Sigint));
     node.finish().await
 }
 
@@ -199,11 +175,7 @@ async fn a_start_that_fails_says_what_was_looked_up_and_frees_the_name() -> Resu
             &pods::container("c", pods::BUSYBOX, &["no-such-program"]),
         )
         .await?;
-    let error = node
-        .cri
-        .start(&id)
-        .await
-        .expect_err("there is no such program");
+    let error = node.cri.start(&id).await.expect_err("there is no such program");
     assert!(error.message().contains("no-such-program"), "{error:?}");
     let status = node.cri.container(&id).await?;
     assert_eq!(
@@ -232,10 +204,7 @@ async fn a_start_that_fails_says_what_was_looked_up_and_frees_the_name() -> Resu
         .await
         .expect_err("no such image");
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
-    assert!(
-        refused.message().contains("localhost/absent:1"),
-        "{refused:?}"
-    );
+    assert!(refused.message().contains("localhost/absent:1"), "{refused:?}");
     node.import(e2e::images::Image::busybox("localhost/absent:1")?.oci())
         .await?;
     let mut present = shell("d", "exit 0");
@@ -260,18 +229,10 @@ async fn a_duplicate_create_joins_while_undelivered_and_is_refused_after() -> Re
     let pod = pods::host_network(node.pod("dup"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let config = pods::container("c", HELLO, &["/hello", "exit", "0"]);
-    let outcomes =
-        futures::future::join_all((0..4).map(|_| node.cri.create(&sandbox, &pod, &config))).await;
+    let outcomes = futures::future::join_all((0..4).map(|_| node.cri.create(&sandbox, &pod, &config))).await;
     let ids: Vec<_> = outcomes.iter().flatten().collect();
-    assert!(
-        !ids.is_empty() && ids.iter().all(|id| *id == ids[0]),
-        "{outcomes:?}"
-    );
-    let refused = node
-        .cri
-        .create(&sandbox, &pod, &config)
-        .await
-        .expect_err("delivered");
+    assert!(!ids.is_empty() && ids.iter().all(|id| *id == ids[0]), "{outcomes:?}");
+    let refused = node.cri.create(&sandbox, &pod, &config).await.expect_err("delivered");
     assert_eq!(refused.code(), Code::AlreadyExists);
     assert!(refused.message().contains(ids[0].as_str()), "{refused:?}");
     let mut next = config.clone();
@@ -305,25 +266,18 @@ async fn a_start_whose_caller_has_left_runs_at_once_or_never() -> Result<()> {
                 container_id: id.clone(),
             },
         );
-        let answer =
-            tokio::time::timeout(limit, node.cri.runtime.clone().start_container(request)).await;
+        let answer = tokio::time::timeout(limit, node.cri.runtime.clone().start_container(request)).await;
         let answered = matches!(answer, Ok(Ok(_)));
         let settled = e2e::eventually(Duration::from_secs(5), async || {
             let status = node.cri.container(&id).await?;
-            ensure!(
-                status.state() != ContainerState::ContainerCreated,
-                "still created"
-            );
+            ensure!(status.state() != ContainerState::ContainerCreated, "still created");
             Ok(status)
         })
         .await;
         let Ok(status) = settled else {
             // The request may have been dropped before the daemon read it: then nothing was asked, and nothing runs.
             assert!(!answered);
-            assert_eq!(
-                node.cri.container(&id).await?.state(),
-                ContainerState::ContainerCreated
-            );
+            assert_eq!(node.cri.container(&id).await?.state(), ContainerState::ContainerCreated);
             never += 1;
             continue;
         };
@@ -431,9 +385,7 @@ fn memory_limit(pid: i32) -> Result<u64> {
         }
     };
     let text = fs::read_to_string(&file).with_context(|| file.clone())?;
-    text.trim()
-        .parse()
-        .with_context(|| format!("{file}: {text:?}"))
+    text.trim().parse().with_context(|| format!("{file}: {text:?}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -454,8 +406,7 @@ async fn five_hundred_exited_containers_leave_the_mount_table_as_it_was() -> Res
         let (cri, pod, sandbox) = (node.cri.clone(), pod.clone(), sandbox.clone());
         work.spawn(async move {
             for n in 0..125 {
-                let config =
-                    pods::container(&format!("c{lane}-{n}"), HELLO, &["/hello", "exit", "0"]);
+                let config = pods::container(&format!("c{lane}-{n}"), HELLO, &["/hello", "exit", "0"]);
                 let id = cri.launch(&sandbox, &pod, &config).await?;
                 ensure!(cri.exited(&id).await?.exit_code == 0, "{id} failed");
             }
@@ -477,10 +428,7 @@ async fn five_hundred_exited_containers_leave_the_mount_table_as_it_was() -> Res
     let ours = mounts(std::path::Path::new("/proc/self/mountinfo"))?
         .into_iter()
         .filter(|mount| mount.contains(&own));
-    println!(
-        "500 exited containers: {} mounts of this node",
-        ours.count()
-    );
+    println!("500 exited containers: {} mounts of this node", ours.count());
     node.finish().await
 }
 
@@ -513,11 +461,7 @@ async fn a_shared_pid_namespace_and_a_target() -> Result<()> {
         "",
     );
     let shared = node.cri.launch(&sandbox, &pod, &shared).await?;
-    let own = with_pid(
-        shell("own", "echo $$; sleep 1000"),
-        NamespaceMode::Container,
-        "",
-    );
+    let own = with_pid(shell("own", "echo $$; sleep 1000"), NamespaceMode::Container, "");
     let own = node.cri.launch(&sandbox, &pod, &own).await?;
     let look = with_pid(
         shell("target", "cat /proc/1/cmdline | tr '\\0' ' '"),
@@ -528,11 +472,7 @@ async fn a_shared_pid_namespace_and_a_target() -> Result<()> {
     assert!(pods::log_texts(node.cri.exited(&target).await?.log_path)?[0].contains("sleep 1000"));
     let log = |name: &str| pods::log_texts(format!("{}/{name}.log", pod.log_directory));
     e2e::eventually(Duration::from_secs(5), async || {
-        ensure!(
-            log("own")?.first().is_some_and(|pid| pid == "1"),
-            "{:?}",
-            log("own")?
-        );
+        ensure!(log("own")?.first().is_some_and(|pid| pid == "1"), "{:?}", log("own")?);
         let shared = log("shared")?;
         ensure!(
             shared.len() > 1 && shared[0] != "1" && shared[1].contains("pause"),
@@ -543,11 +483,7 @@ async fn a_shared_pid_namespace_and_a_target() -> Result<()> {
     .await?;
     let escape = node
         .cri
-        .exec(
-            &shared,
-            &["/bin/sh", "-c", "cat /proc/1/root/etc/os-release"],
-            5,
-        )
+        .exec(&shared, &["/bin/sh", "-c", "cat /proc/1/root/etc/os-release"], 5)
         .await?;
     assert_ne!(escape.exit_code, 0, "the pause's root is not the host's");
     node.finish().await

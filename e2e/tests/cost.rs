@@ -7,13 +7,7 @@ use e2e::node::{Node, Options};
 use e2e::pods::{self, HELLO};
 use e2e::tools;
 
-const SYNCS: [&str; 5] = [
-    "fsync(",
-    "fdatasync(",
-    "sync_file_range(",
-    "syncfs(",
-    "sync(",
-];
+const SYNCS: [&str; 5] = ["fsync(", "fdatasync(", "sync_file_range(", "syncfs(", "sync("];
 
 /// Lines of the trace after `from` that are one of `calls` and succeeded.
 fn count(trace: &str, calls: &[&str]) -> Vec<String> {

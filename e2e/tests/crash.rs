@@ -24,10 +24,7 @@ async fn picture(node: &Node) -> Result<BTreeMap<String, String>> {
         let status = node.cri.sandbox(&sandbox.id).await?;
         all.insert(
             sandbox.id,
-            format!(
-                "{status:?} pause {}",
-                node.cri.sandbox_pid(&status.id).await?
-            ),
+            format!("{status:?} pause {}", node.cri.sandbox_pid(&status.id).await?),
         );
     }
     for container in node.cri.containers(None).await? {
@@ -37,10 +34,7 @@ async fn picture(node: &Node) -> Result<BTreeMap<String, String>> {
             _ => 0,
         };
         let started = Process::start_time(pid);
-        all.insert(
-            container.id,
-            format!("{status:?} pid {pid} since {started:?}"),
-        );
+        all.insert(container.id, format!("{status:?} pid {pid} since {started:?}"));
     }
     Ok(all)
 }
@@ -56,11 +50,7 @@ async fn everything_reads_the_same_after_a_crash_and_after_a_clean_restart() -> 
         node.cri.launch(&sandbox, &pod, &config).await?;
         let ended = node
             .cri
-            .launch(
-                &sandbox,
-                &pod,
-                &pods::container("end", HELLO, &["/hello", "exit", "4"]),
-            )
+            .launch(&sandbox, &pod, &pods::container("end", HELLO, &["/hello", "exit", "4"]))
             .await?;
         node.cri.exited(&ended).await?;
         node.cri
@@ -180,36 +170,21 @@ async fn a_killed_shim_is_replaced_and_nothing_is_lost() -> Result<()> {
             &shell("c", "trap 'exit 6' TERM; while :; do sleep 0.05; done"),
         )
         .await?;
-    let (pid, ip) = (
-        node.cri.container_pid(&id).await?,
-        node.cri.ip(&sandbox).await?,
-    );
+    let (pid, ip) = (node.cri.container_pid(&id).await?, node.cri.ip(&sandbox).await?);
     let shim = node.shims()?.pop().context("a shim")?;
     kill9(shim)?;
     e2e::eventually(Duration::from_secs(5), async || {
         let shims = node.shims()?;
-        ensure!(
-            shims.len() == 1 && shims[0] != shim,
-            "no new shim: {shims:?}"
-        );
-        ensure!(
-            node.cri.exec(&id, &["true"], 5).await?.exit_code == 0,
-            "exec"
-        );
+        ensure!(shims.len() == 1 && shims[0] != shim, "no new shim: {shims:?}");
+        ensure!(node.cri.exec(&id, &["true"], 5).await?.exit_code == 0, "exec");
         Ok(())
     })
     .await?;
     assert_eq!(
-        (
-            node.cri.container_pid(&id).await?,
-            node.cri.ip(&sandbox).await?
-        ),
+        (node.cri.container_pid(&id).await?, node.cri.ip(&sandbox).await?),
         (pid, ip)
     );
-    assert_eq!(
-        node.cri.sandbox(&sandbox).await?.state(),
-        PodSandboxState::SandboxReady
-    );
+    assert_eq!(node.cri.sandbox(&sandbox).await?.state(), PodSandboxState::SandboxReady);
     node.cri.stop(&id, 10).await?;
     assert_eq!(
         node.cri.container(&id).await?.exit_code,
@@ -253,9 +228,7 @@ async fn sigkill_amid_creates_keeps_what_was_answered_and_leaks_nothing() -> Res
         for (sandbox, container) in &answered {
             if let Some(id) = sandbox {
                 let found = sandboxes.iter().find(|sandbox| &sandbox.id == id);
-                let found = found.with_context(|| {
-                    format!("seed {seed} round {round}: answered, yet gone: {id}")
-                })?;
+                let found = found.with_context(|| format!("seed {seed} round {round}: answered, yet gone: {id}"))?;
                 ensure!(found.state() == PodSandboxState::SandboxReady, "{found:?}");
             }
             if let Some(id) = container {
@@ -266,10 +239,7 @@ async fn sigkill_amid_creates_keeps_what_was_answered_and_leaks_nothing() -> Res
                 );
             }
         }
-        let told: Vec<_> = answered
-            .iter()
-            .filter_map(|(sandbox, _)| sandbox.as_ref())
-            .collect();
+        let told: Vec<_> = answered.iter().filter_map(|(sandbox, _)| sandbox.as_ref()).collect();
         println!(
             "round {round}: killed after {moment} ms, {} of 12 answered, {} shims",
             told.len(),
@@ -312,8 +282,7 @@ async fn the_same_request_after_a_crash_joins_what_was_begun() -> Result<()> {
         let id = match (first, node.cri.run_sandbox(&pod).await) {
             (Ok(told), Err(refused)) => {
                 ensure!(
-                    refused.code() == tonic::Code::AlreadyExists
-                        && refused.message().contains(&told),
+                    refused.code() == tonic::Code::AlreadyExists && refused.message().contains(&told),
                     "{refused}"
                 );
                 told
@@ -348,31 +317,21 @@ async fn a_lost_database_loses_no_pod() -> Result<()> {
             .await?;
         let ended = node
             .cri
-            .launch(
-                &sandbox,
-                &pod,
-                &pods::container("e", HELLO, &["/hello", "exit", "5"]),
-            )
+            .launch(&sandbox, &pod, &pods::container("e", HELLO, &["/hello", "exit", "5"]))
             .await?;
         node.cri.exited(&ended).await?;
         let before = picture(&node).await?;
         node.kill9().await?;
-        let database =
-            find(&node.root(), "db").context("no file `db` of the store below the root")?;
+        let database = find(&node.root(), "db").context("no file `db` of the store below the root")?;
         if damage == "removed" {
             fs::remove_dir_all(database.parent().context("its directory")?)?;
         } else {
             let mut bytes = fs::read(&database)?;
             let middle = bytes.len() / 3;
-            bytes[16..middle]
-                .iter_mut()
-                .step_by(97)
-                .for_each(|byte| *byte ^= 0x41);
+            bytes[16..middle].iter_mut().step_by(97).for_each(|byte| *byte ^= 0x41);
             fs::write(&database, bytes)?;
         }
-        node.serve()
-            .await
-            .with_context(|| format!("database {damage}"))?;
+        node.serve().await.with_context(|| format!("database {damage}"))?;
         assert_eq!(picture(&node).await?, before, "database {damage}");
         node.finish().await?;
     }
@@ -397,10 +356,7 @@ fn find(dir: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
 async fn two_daemons_side_by_side_leave_each_other_alone() -> Result<()> {
     let (mut one, two) = (Node::start().await?, Node::start().await?);
     let (a, b) = (one.pod("same"), two.pod("same"));
-    let (one_id, two_id) = (
-        one.cri.run_sandbox(&a).await?,
-        two.cri.run_sandbox(&b).await?,
-    );
+    let (one_id, two_id) = (one.cri.run_sandbox(&a).await?, two.cri.run_sandbox(&b).await?);
     let hello = pods::container("c", HELLO, &[]);
     one.cri.launch(&one_id, &a, &hello).await?;
     two.cri.launch(&two_id, &b, &hello).await?;
@@ -413,11 +369,7 @@ async fn two_daemons_side_by_side_leave_each_other_alone() -> Result<()> {
         "{}",
         e2e::node::shown(&once)
     );
-    assert_eq!(
-        picture(&two).await?,
-        before,
-        "the other's sweep touched this one"
-    );
+    assert_eq!(picture(&two).await?, before, "the other's sweep touched this one");
     one.serve().await?;
     one.cri.stop_sandbox(&one_id).await?;
     one.cri.remove_sandbox(&one_id).await?;

@@ -25,11 +25,7 @@ async fn output_and_exit_code() -> Result<()> {
     let (node, id) = running(|_| {}).await?;
     let answer = node
         .cri
-        .exec(
-            &id,
-            &["/bin/sh", "-c", "echo out; echo err >&2; exit 42"],
-            0,
-        )
+        .exec(&id, &["/bin/sh", "-c", "echo out; echo err >&2; exit 42"], 0)
         .await?;
     assert_eq!(
         (answer.stdout.as_slice(), answer.stderr.as_slice()),
@@ -38,10 +34,7 @@ async fn output_and_exit_code() -> Result<()> {
     assert_eq!(answer.exit_code, 42);
     let answer = node.cri.exec(&id, &["cat", "/proc/self/cgroup"], 0).await?;
     assert!(!answer.stdout.is_empty(), "PATH is searched");
-    let killed = node
-        .cri
-        .exec(&id, &["/bin/sh", "-c", "kill -9 $$"], 0)
-        .await?;
+    let killed = node.cri.exec(&id, &["/bin/sh", "-c", "kill -9 $$"], 0).await?;
     assert_eq!(killed.exit_code, 137);
     let mebibyte = node
         .cri
@@ -53,11 +46,7 @@ async fn output_and_exit_code() -> Result<()> {
         .exec(&id, &["/bin/sh", "-c", "head -c 67108864 /dev/zero"], 20)
         .await;
     match huge {
-        Ok(answer) => assert!(
-            answer.stdout.len() <= 16 << 20,
-            "{} bytes",
-            answer.stdout.len()
-        ),
+        Ok(answer) => assert!(answer.stdout.len() <= 16 << 20, "{} bytes", answer.stdout.len()),
         Err(status) => assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}"),
     }
     node.cri.version().await?;
@@ -121,11 +110,7 @@ async fn a_time_out_ends_the_whole_session() -> Result<()> {
         .await
         .expect_err("it takes 4321 s");
     assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
-    assert!(
-        start.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     e2e::eventually(Duration::from_secs(2), async || {
         let now = node.processes()?;
         anyhow::ensure!(now.len() == before, "the session is not gone: {now:#?}");
@@ -150,10 +135,7 @@ async fn children_left_behind_hold_nothing_up_and_do_not_stay() -> Result<()> {
     let open = descriptors()?;
     for round in 0..20 {
         let start = Instant::now();
-        let answer = node
-            .cri
-            .exec(&id, &["/bin/sh", "-c", "sleep 300 & echo hi"], 2)
-            .await?;
+        let answer = node.cri.exec(&id, &["/bin/sh", "-c", "sleep 300 & echo hi"], 2).await?;
         assert_eq!(answer.stdout, b"hi\n");
         assert!(
             start.elapsed() < Duration::from_secs(3),
@@ -175,31 +157,16 @@ async fn children_left_behind_hold_nothing_up_and_do_not_stay() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_in_a_running_container_and_only_what_exists() -> Result<()> {
     let (node, id) = running(|_| {}).await?;
-    let unknown = node
-        .cri
-        .exec("feed", &["true"], 0)
-        .await
-        .expect_err("unknown");
+    let unknown = node.cri.exec("feed", &["true"], 0).await.expect_err("unknown");
     assert_eq!(unknown.code(), Code::NotFound);
-    let empty = node
-        .cri
-        .exec(&id, &[], 0)
-        .await
-        .expect_err("nothing to run");
+    let empty = node.cri.exec(&id, &[], 0).await.expect_err("nothing to run");
     assert_eq!(empty.code(), Code::InvalidArgument);
     match node.cri.exec(&id, &["no-such-program"], 0).await {
         Err(status) => assert!(status.message().contains("no-such-program"), "{status:?}"),
-        Ok(answer) => assert!(
-            answer.exit_code == 126 || answer.exit_code == 127,
-            "{answer:?}"
-        ),
+        Ok(answer) => assert!(answer.exit_code == 126 || answer.exit_code == 127, "{answer:?}"),
     }
     node.cri.stop(&id, 0).await?;
-    let ended = node
-        .cri
-        .exec(&id, &["true"], 0)
-        .await
-        .expect_err("not running");
+    let ended = node.cri.exec(&id, &["true"], 0).await.expect_err("not running");
     assert_eq!(ended.code(), Code::FailedPrecondition);
     node.finish().await
 }

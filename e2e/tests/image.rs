@@ -33,26 +33,14 @@ async fn archives_of_every_kind_and_compression() -> Result<()> {
         for kind in ["oci", "docker"] {
             let name = format!("localhost/kinds:{kind}{n}");
             let mut image = Image::busybox(&name)?;
-            image.layers.push(Layer::new(compression).file(
-                "marker",
-                0o644,
-                format!("{kind} {compression:?}\n"),
-            ));
-            node.import(if kind == "oci" {
-                image.oci()
-            } else {
-                image.docker()
-            })
-            .await?;
-            let listed = node
-                .cri
-                .image(&name)
-                .await?
-                .context("imported, yet unknown")?;
+            image
+                .layers
+                .push(Layer::new(compression).file("marker", 0o644, format!("{kind} {compression:?}\n")));
+            node.import(if kind == "oci" { image.oci() } else { image.docker() })
+                .await?;
+            let listed = node.cri.image(&name).await?.context("imported, yet unknown")?;
             assert!(
-                listed.id.starts_with("sha256:")
-                    && listed.size > 0
-                    && listed.repo_tags.contains(&name),
+                listed.id.starts_with("sha256:") && listed.size > 0 && listed.repo_tags.contains(&name),
                 "{listed:?}"
             );
             let by_id = node.cri.image(&listed.id).await?.context("by its id")?;
@@ -69,11 +57,7 @@ async fn archives_of_every_kind_and_compression() -> Result<()> {
             );
         }
     }
-    let hello = node
-        .cri
-        .image(pods::HELLO)
-        .await?
-        .context("the built-in image")?;
+    let hello = node.cri.image(pods::HELLO).await?.context("the built-in image")?;
     assert!(hello.size > 0, "{hello:?}");
     node.finish().await
 }
@@ -112,17 +96,9 @@ async fn whiteouts_opaque_directories_links_and_owners() -> Result<()> {
                   stat -c '%a %u' /d /d/kept /becomes-dir/file; test -p /pipe && echo pipe; \
                   find / -xdev -name '.wh.*' | wc -l";
     let texts = inside(&node, "localhost/stack:1", script).await?;
-    let expected = [
-        "/d: hard kept  /o: shown  /orphan: child  /r: shown ",
-        "1",
-        "1",
-    ];
+    let expected = ["/d: hard kept  /o: shown  /orphan: child  /r: shown ", "1", "1"];
     assert_eq!(texts[..3], expected, "{texts:#?}");
-    assert_eq!(
-        texts[3..],
-        ["750 0", "600 1001", "4755 0", "pipe", "0"],
-        "{texts:#?}"
-    );
+    assert_eq!(texts[3..], ["750 0", "600 1001", "4755 0", "pipe", "0"], "{texts:#?}");
     node.finish().await
 }
 
@@ -155,22 +131,11 @@ async fn hostile_archives_are_refused_or_stay_inside() -> Result<()> {
         let out = node.reconcile(&["images", "import", &file]).await?;
         let text = shown(&out);
         assert_eq!(tree(&outside)?, untouched, "{case}: wrote outside\n{text}");
-        assert_eq!(
-            fs::read_to_string(outside.join("victim"))?,
-            "unharmed",
-            "{case}"
-        );
+        assert_eq!(fs::read_to_string(outside.join("victim"))?, "unharmed", "{case}");
         if let Fate::Refused(because) = fate {
             assert!(!out.status.success(), "{case} was accepted: {text}");
-            assert!(
-                String::from_utf8_lossy(&out.stderr).contains(because),
-                "{case}: {text}"
-            );
-            assert_eq!(
-                node.cri.list_images().await?.len(),
-                images,
-                "{case}: an image is left"
-            );
+            assert!(String::from_utf8_lossy(&out.stderr).contains(because), "{case}: {text}");
+            assert_eq!(node.cri.list_images().await?.len(), images, "{case}: an image is left");
         } else if out.status.success() {
             node.cri.remove_image("localhost/nasty:1").await?;
         }
@@ -190,18 +155,10 @@ async fn an_image_made_by_skopeo_and_umoci() -> Result<()> {
     fs::create_dir(&dir)?;
     let (docker, oci) = tokio::task::spawn_blocking(move || real(&dir)).await??;
     for archive in [docker, oci] {
-        node.ok(&["images", "import", &archive.display().to_string()])
-            .await?;
+        node.ok(&["images", "import", &archive.display().to_string()]).await?;
         let script = "echo $FROM_IMAGE; ls /data /full | tr '\\n' ' '; echo; cat /data/link";
         let texts = inside(&node, "localhost/real:1", script).await?;
-        assert_eq!(
-            texts,
-            [
-                "real",
-                "/data: kept link  /full: new ",
-                "of the second layer"
-            ]
-        );
+        assert_eq!(texts, ["real", "/data: kept link  /full: new ", "of the second layer"]);
         node.cri.remove_image("localhost/real:1").await?;
         assert!(node.cri.image("localhost/real:1").await?.is_none());
     }
@@ -231,15 +188,9 @@ async fn import_from_standard_input_list_and_remove() -> Result<()> {
         .image_fs_info(ImageFsInfoRequest {})
         .await?
         .into_inner();
-    let store = info
-        .image_filesystems
-        .first()
-        .context("an image filesystem")?;
+    let store = info.image_filesystems.first().context("an image filesystem")?;
     let mountpoint = &store.fs_id.as_ref().context("its id")?.mountpoint;
-    assert!(
-        Path::new(mountpoint).starts_with(node.root()),
-        "{mountpoint}"
-    );
+    assert!(Path::new(mountpoint).starts_with(node.root()), "{mountpoint}");
     node.finish().await
 }
 
@@ -250,25 +201,10 @@ async fn removing_an_image_in_use_takes_nothing_from_its_containers() -> Result<
     node.busybox().await?;
     let pod = pods::host_network(node.pod("used"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let id = node
-        .cri
-        .launch(&sandbox, &pod, &shell("c", "sleep 1000"))
-        .await?;
+    let id = node.cri.launch(&sandbox, &pod, &shell("c", "sleep 1000")).await?;
     node.cri.remove_image(BUSYBOX).await?;
-    assert_eq!(
-        node.cri
-            .exec(&id, &["ls", "/bin/busybox"], 5)
-            .await?
-            .exit_code,
-        0
-    );
+    assert_eq!(node.cri.exec(&id, &["ls", "/bin/busybox"], 5).await?.exit_code, 0);
     node.crash().await?;
-    assert_eq!(
-        node.cri
-            .exec(&id, &["ls", "/bin/busybox"], 5)
-            .await?
-            .exit_code,
-        0
-    );
+    assert_eq!(node.cri.exec(&id, &["ls", "/bin/busybox"], 5).await?.exit_code, 0);
     node.finish().await
 }

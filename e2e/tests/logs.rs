@@ -13,29 +13,21 @@ async fn streams_tags_and_bytes() -> Result<()> {
     node.busybox().await?;
     let pod = pods::host_network(node.pod("bytes"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let script = r"echo out; echo err >&2; printf 'cr\r\n'; printf '\n'; printf '\377\376 bytes\n'; sleep 0.2; printf last";
+    let script =
+        r"echo out; echo err >&2; printf 'cr\r\n'; printf '\n'; printf '\377\376 bytes\n'; sleep 0.2; printf last";
     let id = node.cri.launch(&sandbox, &pod, &shell("c", script)).await?;
     let status = node.cri.exited(&id).await?;
     let raw = fs::read(&status.log_path)?;
     let mut texts: Vec<(String, Vec<u8>)> = Vec::new();
-    for line in raw
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-    {
+    for line in raw.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         let mut parts = line.splitn(4, |byte| *byte == b' ');
         let time = String::from_utf8(parts.next().context("time")?.to_vec())?;
         assert!(time.len() >= 20 && time.contains('T'), "RFC 3339: {time}");
         let stream = String::from_utf8(parts.next().context("stream")?.to_vec())?;
         let tag = String::from_utf8(parts.next().context("tag")?.to_vec())?;
-        texts.push((
-            format!("{stream} {tag}"),
-            parts.next().context("text")?.to_vec(),
-        ));
+        texts.push((format!("{stream} {tag}"), parts.next().context("text")?.to_vec()));
     }
-    let stdout: Vec<_> = texts
-        .iter()
-        .filter(|(head, _)| head.starts_with("stdout"))
-        .collect();
+    let stdout: Vec<_> = texts.iter().filter(|(head, _)| head.starts_with("stdout")).collect();
     let expected: [(&str, &[u8]); 5] = [
         ("stdout F", b"out"),
         ("stdout F", b"cr\r"),
@@ -48,11 +40,7 @@ async fn streams_tags_and_bytes() -> Result<()> {
         assert_eq!((found.0.as_str(), found.1.as_slice()), expected);
     }
     assert!(texts.contains(&("stderr F".into(), b"err".to_vec())));
-    assert_eq!(
-        raw.last(),
-        Some(&b'\n'),
-        "also the last line ends in a newline"
-    );
+    assert_eq!(raw.last(), Some(&b'\n'), "also the last line ends in a newline");
     node.finish().await
 }
 
@@ -67,10 +55,7 @@ async fn a_long_line_comes_in_parts_that_add_up() -> Result<()> {
     let lines = pods::log_lines(node.cri.exited(&id).await?.log_path)?;
     let (after, long) = lines.split_last().context("lines")?;
     assert_eq!((after.text.as_str(), after.tag.as_str()), ("after", "F"));
-    assert_eq!(
-        long.iter().map(|line| line.text.len()).sum::<usize>(),
-        100_000
-    );
+    assert_eq!(long.iter().map(|line| line.text.len()).sum::<usize>(), 100_000);
     let (end, parts) = long.split_last().context("a long line")?;
     assert!(
         parts.iter().all(|line| line.tag == "P") && end.tag == "F",
@@ -95,20 +80,15 @@ async fn no_line_is_lost_doubled_or_reordered_by_kills_and_rotation() -> Result<
     node.busybox().await?;
     let pod = pods::host_network(node.pod("chatty"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let script = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); echo $i some text to make the line longer; done; echo 60001 end";
+    let script =
+        "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); echo $i some text to make the line longer; done; echo 60001 end";
     let id = node.cri.launch(&sandbox, &pod, &shell("c", script)).await?;
     let log = node.cri.container(&id).await?.log_path;
     let mut files = Vec::new();
     for round in 0..4 {
-        let lines = |path: &str| {
-            fs::read(path).map(|bytes| bytes.iter().filter(|byte| **byte == b'\n').count())
-        };
+        let lines = |path: &str| fs::read(path).map(|bytes| bytes.iter().filter(|byte| **byte == b'\n').count());
         let full = async || -> Result<()> {
-            let ended = node
-                .cri
-                .container(&id)
-                .await
-                .is_ok_and(|status| status.finished_at > 0);
+            let ended = node.cri.container(&id).await.is_ok_and(|status| status.finished_at > 0);
             ensure!(ended || lines(&log).unwrap_or(0) > 200, "too few lines yet");
             Ok(())
         };
@@ -117,10 +97,7 @@ async fn no_line_is_lost_doubled_or_reordered_by_kills_and_rotation() -> Result<
             node.crash().await?;
         } else {
             let shim = node.shims()?.pop().context("a shim")?;
-            nix::sys::signal::kill(
-                nix::unistd::Pid::from_raw(shim),
-                nix::sys::signal::Signal::SIGKILL,
-            )?;
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim), nix::sys::signal::Signal::SIGKILL)?;
             e2e::eventually(Duration::from_secs(5), async || {
                 ensure!(node.shims()?.iter().any(|pid| *pid != shim), "no new shim");
                 Ok(())
@@ -145,12 +122,7 @@ async fn no_line_is_lost_doubled_or_reordered_by_kills_and_rotation() -> Result<
         texts.extend(pods::log_texts(file)?);
     }
     let count = contiguous(&texts)?;
-    assert_eq!(
-        (count, status.exit_code),
-        (60_001, 0),
-        "over {} files",
-        files.len()
-    );
+    assert_eq!((count, status.exit_code), (60_001, 0), "over {} files", files.len());
     node.finish().await
 }
 

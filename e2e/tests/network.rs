@@ -25,8 +25,8 @@ fn port() -> i32 {
 /// GET / over TCP within 3 s; the status line.
 fn get(address: impl Into<SocketAddr>) -> Result<String> {
     let address = address.into();
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(3))
-        .with_context(|| format!("{address}"))?;
+    let mut stream =
+        TcpStream::connect_timeout(&address, Duration::from_secs(3)).with_context(|| format!("{address}"))?;
     stream.set_read_timeout(Some(Duration::from_secs(3)))?;
     stream.write_all(b"GET / HTTP/1.0\r\nHost: pod\r\n\r\n")?;
     let mut answer = String::new();
@@ -88,30 +88,14 @@ async fn serving(ports: Vec<PortMapping>) -> Result<(Node, String, String)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pods_addresses_answer_from_the_host_and_from_another_pod() -> Result<()> {
     let (node, sandbox, _) = serving(Vec::new()).await?;
-    let status = node
-        .cri
-        .sandbox(&sandbox)
-        .await?
-        .network
-        .context("network")?;
-    let v6: Ipv6Addr = status
-        .additional_ips
-        .first()
-        .context("an IPv6 address")?
-        .ip
-        .parse()?;
+    let status = node.cri.sandbox(&sandbox).await?.network.context("network")?;
+    let v6: Ipv6Addr = status.additional_ips.first().context("an IPv6 address")?.ip.parse()?;
     fetched((v6, 8080)).await.context("IPv6")?;
     let other = node.pod("other");
     let other_id = node.cri.run_sandbox(&other).await?;
     assert_ne!(node.cri.ip(&other_id).await?.to_string(), status.ip);
-    let script = format!(
-        "wget -qO- http://{}:8080/ && wget -qO- http://[{v6}]:8080/",
-        status.ip
-    );
-    let id = node
-        .cri
-        .launch(&other_id, &other, &shell("c", &script))
-        .await?;
+    let script = format!("wget -qO- http://{}:8080/ && wget -qO- http://[{v6}]:8080/", status.ip);
+    let id = node.cri.launch(&other_id, &other, &shell("c", &script)).await?;
     let ended = node.cri.exited(&id).await?;
     assert_eq!(ended.exit_code, 0, "{:?}", pods::log_texts(&ended.log_path));
     node.finish().await
@@ -122,15 +106,9 @@ async fn host_ports_from_every_side() -> Result<()> {
     let host_port = port();
     let (node, sandbox, id) = serving(vec![mapping(Protocol::Tcp, host_port, 8080, "")]).await?;
     let number = host_port as u16;
-    fetched((host_address()?, number))
-        .await
-        .context("the host's address")?;
-    fetched((Ipv4Addr::LOCALHOST, number))
-        .await
-        .context("127.0.0.1")?;
-    fetched((Ipv6Addr::LOCALHOST, number))
-        .await
-        .context("::1")?;
+    fetched((host_address()?, number)).await.context("the host's address")?;
+    fetched((Ipv4Addr::LOCALHOST, number)).await.context("127.0.0.1")?;
+    fetched((Ipv6Addr::LOCALHOST, number)).await.context("::1")?;
     let url = format!("http://{}:{number}/", host_address()?);
     let client = shell("hairpin", &format!("wget -T 3 -qO- {url}"));
     let pod = node.pod("unused");
@@ -142,10 +120,7 @@ async fn host_ports_from_every_side() -> Result<()> {
     );
     node.cri.stop(&id, 0).await?;
     node.cri.stop_sandbox(&sandbox).await?;
-    assert!(
-        get((Ipv4Addr::LOCALHOST, number)).is_err(),
-        "the port is closed again"
-    );
+    assert!(get((Ipv4Addr::LOCALHOST, number)).is_err(), "the port is closed again");
     node.finish().await
 }
 
@@ -156,42 +131,25 @@ async fn a_taken_host_port_is_refused_by_name_and_free_again_later() -> Result<(
     let mut second = node.pod("second");
     second.port_mappings = vec![mapping(Protocol::Tcp, host_port, 80, "")];
     let refused = node.cri.run_sandbox(&second).await.expect_err("taken");
-    assert!(
-        refused.message().contains(&host_port.to_string()),
-        "{refused:?}"
-    );
-    assert_eq!(
-        node.cri.sandboxes(None).await?.len(),
-        1,
-        "nothing is left of it"
-    );
+    assert!(refused.message().contains(&host_port.to_string()), "{refused:?}");
+    assert_eq!(node.cri.sandboxes(None).await?.len(), 1, "nothing is left of it");
     assert_eq!(node.shims()?.len(), 1);
     let bound = std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, host_port as u16));
-    assert!(
-        bound.is_err(),
-        "a process of the host cannot take the port either"
-    );
+    assert!(bound.is_err(), "a process of the host cannot take the port either");
     node.cri.stop_sandbox(&sandbox).await?;
     let third = node.cri.run_sandbox(&second).await.context("free again")?;
     node.cri.remove_sandbox(&third).await?;
 
     let process = std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let mut taken = node.pod("taken");
-    taken.port_mappings = vec![mapping(
-        Protocol::Tcp,
-        process.local_addr()?.port().into(),
-        80,
-        "",
-    )];
+    taken.port_mappings = vec![mapping(Protocol::Tcp, process.local_addr()?.port().into(), 80, "")];
     let refused = node
         .cri
         .run_sandbox(&taken)
         .await
         .expect_err("a process of the host listens there");
     assert!(
-        refused
-            .message()
-            .contains(&process.local_addr()?.port().to_string()),
+        refused.message().contains(&process.local_addr()?.port().to_string()),
         "{refused:?}"
     );
     node.finish().await
@@ -211,9 +169,7 @@ async fn udp_follows_the_port_to_the_next_pod() -> Result<()> {
         pod.port_mappings = vec![mapping(Protocol::Udp, host_port, 9000, "")];
         let sandbox = node.cri.run_sandbox(&pod).await?;
         let server = format!("while :; do echo {name} | nc -u -l -p 9000 -w 1; done");
-        node.cri
-            .launch(&sandbox, &pod, &shell("udp", &server))
-            .await?;
+        node.cri.launch(&sandbox, &pod, &shell("udp", &server)).await?;
         e2e::eventually(Duration::from_secs(10), async || {
             client.send_to(b"ping\n", target)?;
             let mut buffer = [0; 100];
@@ -235,9 +191,7 @@ async fn host_ports_and_addresses_survive_restarts_of_the_daemon() -> Result<()>
     let (mut node, sandbox, _) = serving(vec![mapping(Protocol::Tcp, host_port, 8080, "")]).await?;
     let ip = node.cri.ip(&sandbox).await?;
     node.kill9().await?;
-    fetched((ip, 8080))
-        .await
-        .context("the pod without a daemon")?;
+    fetched((ip, 8080)).await.context("the pod without a daemon")?;
     fetched((host_address()?, host_port as u16))
         .await
         .context("the host port without a daemon")?;
@@ -248,10 +202,7 @@ async fn host_ports_and_addresses_survive_restarts_of_the_daemon() -> Result<()>
         Ipv4Addr::LOCALHOST.into(),
         Ipv6Addr::LOCALHOST.into(),
     ] {
-        e2e::eventually(Duration::from_secs(5), async || {
-            fetched((host, host_port as u16)).await
-        })
-        .await?;
+        e2e::eventually(Duration::from_secs(5), async || fetched((host, host_port as u16)).await).await?;
     }
     node.finish().await
 }
@@ -267,10 +218,7 @@ async fn what_somebody_flushed_is_put_back() -> Result<()> {
         .await
         .context("not put back")?;
     assert_eq!(node.cri.ip(&sandbox).await?, ip);
-    assert_eq!(
-        node.cri.sandbox(&sandbox).await?.state(),
-        PodSandboxState::SandboxReady
-    );
+    assert_eq!(node.cri.sandbox(&sandbox).await?.state(), PodSandboxState::SandboxReady);
     node.finish().await
 }
 
@@ -289,16 +237,33 @@ async fn the_world_outside_sees_the_host() -> Result<()> {
         ip(&format!("-n {world} address add 198.18.77.2/30 dev up"))?;
         ip(&format!("-n {world} link set up up"))?;
         let mut server = Command::new("ip")
-            .args(["netns", "exec", &world, "/bin/busybox", "nc", "-lk", "-p", "7777", "-e", "/bin/busybox", "env"])
+            .args([
+                "netns",
+                "exec",
+                &world,
+                "/bin/busybox",
+                "nc",
+                "-lk",
+                "-p",
+                "7777",
+                "-e",
+                "/bin/busybox",
+                "env",
+            ])
             .spawn()?;
         let pod = node.pod("out");
         let sandbox = node.cri.run_sandbox(&pod).await?;
-        let script = "for i in 1 2 3 4 5 6 7 8 9; do nc -w 2 198.18.77.2 7777 </dev/null && exit 0; sleep 0.2; done; exit 1";
+        let script =
+            "for i in 1 2 3 4 5 6 7 8 9; do nc -w 2 198.18.77.2 7777 </dev/null && exit 0; sleep 0.2; done; exit 1";
         let id = node.cri.launch(&sandbox, &pod, &shell("c", script)).await?;
         let status = node.cri.exited(&id).await?;
         server.kill()?;
         server.wait()?;
-        ensure!(status.exit_code == 0, "no way out: {:?}", pods::log_texts(&status.log_path));
+        ensure!(
+            status.exit_code == 0,
+            "no way out: {:?}",
+            pods::log_texts(&status.log_path)
+        );
         Ok(())
     }
     .await;
@@ -313,12 +278,7 @@ async fn no_link_is_left_of_pods_that_came_and_went() -> Result<()> {
     let node = Node::start().await?;
     let first = node.cri.run_sandbox(&node.pod("stays")).await?;
     let instance = node.instance();
-    let ours = || -> Result<usize> {
-        Ok(links()?
-            .iter()
-            .filter(|link| link.contains(&instance))
-            .count())
-    };
+    let ours = || -> Result<usize> { Ok(links()?.iter().filter(|link| link.contains(&instance)).count()) };
     let before = ours()?;
     for _ in 0..5 {
         let all = futures::future::join_all((0..4).map(|n| {
@@ -510,9 +470,7 @@ async fn cni_bridge_and_host_local() -> Result<()> {
     node.cri.remove_sandbox(&sandbox).await?;
     assert!(leases() < with, "the address is free again");
     let outcome = node.finish().await;
-    let _ = Command::new("ip")
-        .args(["link", "delete", &bridge])
-        .status();
+    let _ = Command::new("ip").args(["link", "delete", &bridge]).status();
     let _ = fs::remove_dir_all(data);
     outcome
 }

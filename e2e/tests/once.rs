@@ -27,11 +27,7 @@ fn plant(node: &Node) -> Result<String> {
     tools::check(Command::new("ip").args(["link", "add", &link, "type", "dummy"]))?;
     let alias = format!("reconcile {instance} {uid}");
     tools::check(Command::new("ip").args(["link", "set", &link, "alias", &alias]))?;
-    for base in [
-        "/sys/fs/cgroup/pids",
-        "/sys/fs/cgroup/memory",
-        "/sys/fs/cgroup",
-    ] {
+    for base in ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {
         let parent = format!("{base}/reconcile-{instance}");
         if fs::metadata(&parent).is_ok() {
             fs::create_dir(format!("{parent}/{uid}"))?;
@@ -45,13 +41,7 @@ fn plant(node: &Node) -> Result<String> {
     fs::write(outside.join("precious"), "kept")?;
     fs::create_dir(dir.join("mounted"))?;
     let flags = nix::mount::MsFlags::MS_BIND;
-    nix::mount::mount(
-        Some(&outside),
-        &dir.join("mounted"),
-        None::<&str>,
-        flags,
-        None::<&str>,
-    )?;
+    nix::mount::mount(Some(&outside), &dir.join("mounted"), None::<&str>, flags, None::<&str>)?;
     Ok(uid)
 }
 
@@ -84,16 +74,9 @@ async fn orphans_are_planned_then_swept_then_nothing_is_left_to_do() -> Result<(
     assert_ne!(before, planted);
     let plan = node.reconcile(&["--once", "--dry-run"]).await?;
     assert_eq!(plan.status.code(), Some(10), "{}", shown(&plan));
-    assert_eq!(
-        Census::of(&node.mark())?,
-        planted,
-        "a dry run changes nothing"
-    );
+    assert_eq!(Census::of(&node.mark())?, planted, "a dry run changes nothing");
     let text = String::from_utf8(plan.stdout)?;
-    assert!(
-        text.contains(&uid[..8]),
-        "the plan names the orphan: {text}"
-    );
+    assert!(text.contains(&uid[..8]), "the plan names the orphan: {text}");
 
     let done = node.reconcile(&["--once"]).await?;
     assert_eq!(done.status.code(), Some(10), "{}", shown(&done));
@@ -106,10 +89,7 @@ async fn orphans_are_planned_then_swept_then_nothing_is_left_to_do() -> Result<(
         .into_iter()
         .filter(|line| line.contains(&uid[..8]))
         .collect();
-    assert_eq!(
-        planned, executed,
-        "the plan is what was done, in that order"
-    );
+    assert_eq!(planned, executed, "the plan is what was done, in that order");
     e2e::eventually(std::time::Duration::from_secs(10), async || {
         let after = Census::of(&node.mark())?;
         ensure!(before == after, "{}", before.diff(&after));
@@ -121,10 +101,7 @@ async fn orphans_are_planned_then_swept_then_nothing_is_left_to_do() -> Result<(
         "kept",
         "deletion never crosses a mount"
     );
-    assert!(
-        e2e::leaks::Process::read(pid).is_some(),
-        "what runs was left alone"
-    );
+    assert!(e2e::leaks::Process::read(pid).is_some(), "what runs was left alone");
 
     let again = node.reconcile(&["--once"]).await?;
     assert_eq!(
@@ -142,9 +119,7 @@ async fn a_living_daemon_answers_once_and_sweeps_by_itself() -> Result<()> {
     let sandbox = node.cri.run_sandbox(&node.pod("alive")).await?;
     let once = node.reconcile(&["--once"]).await?;
     assert_eq!(once.status.code(), Some(0), "{}", shown(&once));
-    let json = node
-        .reconcile(&["--once", "--dry-run", "-o", "json"])
-        .await?;
+    let json = node.reconcile(&["--once", "--dry-run", "-o", "json"]).await?;
     assert_eq!(json.status.code(), Some(0), "{}", shown(&json));
     serde_json::from_slice::<serde_json::Value>(&json.stdout).with_context(|| shown(&json))?;
     plant(&node)?;
@@ -163,16 +138,10 @@ async fn a_missing_shim_and_address_are_planned_and_put_back() -> Result<()> {
         .cri
         .launch(&sandbox, &pod, &pods::container("c", HELLO, &[]))
         .await?;
-    let (pid, ip) = (
-        node.cri.container_pid(&id).await?,
-        node.cri.ip(&sandbox).await?,
-    );
+    let (pid, ip) = (node.cri.container_pid(&id).await?, node.cri.ip(&sandbox).await?);
     node.stop().await?;
     let shim = node.shims()?.pop().context("a shim")?;
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(shim),
-        nix::sys::signal::Signal::SIGKILL,
-    )?;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim), nix::sys::signal::Signal::SIGKILL)?;
     let netns = format!("rc-{}-{sandbox}", node.instance());
     tools::check(Command::new("ip").args(["-n", &netns, "address", "flush", "dev", "eth0"]))?;
     let plan = node.reconcile(&["--once", "--dry-run"]).await?;
@@ -184,10 +153,7 @@ async fn a_missing_shim_and_address_are_planned_and_put_back() -> Result<()> {
     assert!(shims.len() == 1 && shims[0] != shim, "{shims:?}");
     node.serve().await?;
     assert_eq!(
-        (
-            node.cri.container_pid(&id).await?,
-            node.cri.ip(&sandbox).await?
-        ),
+        (node.cri.container_pid(&id).await?, node.cri.ip(&sandbox).await?),
         (pid, ip)
     );
     tokio::net::TcpStream::connect((ip, 8080))

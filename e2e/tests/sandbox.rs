@@ -13,8 +13,7 @@ use e2e::{tools, v1};
 use tonic::Code;
 
 fn namespace(pid: i32, kind: &str) -> Result<String> {
-    let link = fs::read_link(format!("/proc/{pid}/ns/{kind}"))
-        .with_context(|| format!("{kind} of {pid}"))?;
+    let link = fs::read_link(format!("/proc/{pid}/ns/{kind}")).with_context(|| format!("{kind} of {pid}"))?;
     Ok(link.display().to_string())
 }
 
@@ -46,18 +45,13 @@ async fn a_ready_sandbox_has_what_the_status_says() -> Result<()> {
     let pins: Vec<_> = census.kind("netns").collect();
     assert_eq!(pins, [format!("/run/netns/rc-{}-{id}", node.instance())]);
     let name = pins[0].rsplit('/').next().unwrap_or_default();
-    let out = tools::check(
-        Command::new("ip").args(["netns", "exec", name, "ip", "-o", "addr", "show", "eth0"]),
-    )?;
+    let out = tools::check(Command::new("ip").args(["netns", "exec", name, "ip", "-o", "addr", "show", "eth0"]))?;
     let ip = node.cri.ip(&id).await?.to_string();
     assert!(String::from_utf8_lossy(&out.stdout).contains(&ip));
     let out = tools::check(Command::new("ip").args(["netns", "exec", name, "hostname"]))?;
     ensure!(!out.stdout.is_empty(), "a netns has a shell");
     let lo = tools::check(Command::new("ip").args(["-n", name, "-o", "link", "show", "lo"]))?;
-    assert!(
-        String::from_utf8_lossy(&lo.stdout).contains("UP"),
-        "loopback is up"
-    );
+    assert!(String::from_utf8_lossy(&lo.stdout).contains("UP"), "loopback is up");
 
     let shim = node.shims()?;
     assert_eq!(shim.len(), 1, "one shim a pod");
@@ -69,10 +63,7 @@ async fn a_ready_sandbox_has_what_the_status_says() -> Result<()> {
             line.command
         );
     }
-    assert_eq!(
-        line.parent, 1,
-        "the shim belongs to init, not to the daemon"
-    );
+    assert_eq!(line.parent, 1, "the shim belongs to init, not to the daemon");
 
     node.cri.stop_sandbox(&id).await?;
     let status = node.cri.sandbox(&id).await?;
@@ -90,11 +81,7 @@ async fn a_ready_sandbox_has_what_the_status_says() -> Result<()> {
     );
     node.cri.remove_sandbox(&id).await?;
     assert_eq!(
-        node.cri
-            .sandbox(&id)
-            .await
-            .map_err(|status| status.code())
-            .err(),
+        node.cri.sandbox(&id).await.map_err(|status| status.code()).err(),
         Some(Code::NotFound)
     );
     node.finish().await
@@ -103,10 +90,7 @@ async fn a_ready_sandbox_has_what_the_status_says() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn host_network_has_no_netns_and_no_address() -> Result<()> {
     let node = Node::start().await?;
-    let id = node
-        .cri
-        .run_sandbox(&pods::host_network(node.pod("host")))
-        .await?;
+    let id = node.cri.run_sandbox(&pods::host_network(node.pod("host"))).await?;
     let status = node.cri.sandbox(&id).await?;
     assert_eq!(status.network.unwrap_or_default().ip, "");
     let options = status
@@ -135,11 +119,7 @@ async fn stop_kills_running_containers_and_both_stop_and_remove_repeat() -> Resu
     for name in ["a", "b", "c"] {
         let container = node
             .cri
-            .launch(
-                &id,
-                &pod,
-                &pods::container(name, HELLO, &["/hello", "sleep", "1000"]),
-            )
+            .launch(&id, &pod, &pods::container(name, HELLO, &["/hello", "sleep", "1000"]))
             .await?;
         pids.push((container.clone(), node.cri.container_pid(&container).await?));
     }
@@ -155,38 +135,19 @@ async fn stop_kills_running_containers_and_both_stop_and_remove_repeat() -> Resu
             (ContainerState::ContainerExited, 137)
         );
     }
-    node.cri
-        .stop_sandbox(&id)
-        .await
-        .context("stopped already")?;
-    let starts = node
-        .cri
-        .start(&pids[0].0)
-        .await
-        .map_err(|status| status.code());
+    node.cri.stop_sandbox(&id).await.context("stopped already")?;
+    let starts = node.cri.start(&pids[0].0).await.map_err(|status| status.code());
     assert_eq!(
         starts,
         Err(Code::FailedPrecondition),
         "nothing starts in a stopped sandbox"
     );
-    let created = node
-        .cri
-        .create(&id, &pod, &pods::container("late", HELLO, &[]))
-        .await;
-    assert_eq!(
-        created.map_err(|status| status.code()),
-        Err(Code::FailedPrecondition)
-    );
+    let created = node.cri.create(&id, &pod, &pods::container("late", HELLO, &[])).await;
+    assert_eq!(created.map_err(|status| status.code()), Err(Code::FailedPrecondition));
     node.cri.remove_sandbox(&id).await?;
-    node.cri
-        .remove_sandbox(&id)
-        .await
-        .context("removed already")?;
+    node.cri.remove_sandbox(&id).await.context("removed already")?;
     node.cri.stop_sandbox(&id).await.context("unknown now")?;
-    node.cri
-        .remove_sandbox(&"0".repeat(64))
-        .await
-        .context("never known")?;
+    node.cri.remove_sandbox(&"0".repeat(64)).await.context("never known")?;
     assert!(node.cri.containers(None).await?.is_empty());
     node.finish().await
 }
@@ -213,10 +174,7 @@ async fn create_racing_stop_leaves_no_process_and_no_container_above_its_sandbox
         for outcome in racers.join_all().await {
             let expected = [Code::FailedPrecondition, Code::Aborted, Code::NotFound];
             if let Err(status) = outcome {
-                assert!(
-                    expected.contains(&status.code()),
-                    "round {round}: {status:?}"
-                );
+                assert!(expected.contains(&status.code()), "round {round}: {status:?}");
             }
         }
         for container in node.cri.containers(None).await? {
@@ -242,20 +200,10 @@ async fn the_same_sandbox_twice_joins_or_is_refused_with_the_id() -> Result<()> 
         node.cri.run_sandbox(&pod)
     );
     let outcomes = [a, b, c];
-    let ids: Vec<_> = outcomes
-        .iter()
-        .filter_map(|outcome| outcome.as_ref().ok())
-        .collect();
+    let ids: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
     assert!(!ids.is_empty(), "{outcomes:?}");
-    assert!(
-        ids.iter().all(|id| *id == ids[0]),
-        "one tuple, one sandbox: {ids:?}"
-    );
-    let refused = node
-        .cri
-        .run_sandbox(&pod)
-        .await
-        .expect_err("delivered already");
+    assert!(ids.iter().all(|id| *id == ids[0]), "one tuple, one sandbox: {ids:?}");
+    let refused = node.cri.run_sandbox(&pod).await.expect_err("delivered already");
     assert_eq!(refused.code(), Code::AlreadyExists);
     assert!(
         refused.message().contains(ids[0].as_str()),
@@ -266,11 +214,7 @@ async fn the_same_sandbox_twice_joins_or_is_refused_with_the_id() -> Result<()> 
     assert_eq!(node.shims()?.len(), 1);
     node.cri.stop_sandbox(ids[0]).await?;
     node.cri.remove_sandbox(ids[0]).await?;
-    let again = node
-        .cri
-        .run_sandbox(&pod)
-        .await
-        .context("the name is free again")?;
+    let again = node.cri.run_sandbox(&pod).await.context("the name is free again")?;
     assert_ne!(&again, ids[0]);
     node.finish().await
 }
@@ -292,11 +236,7 @@ async fn prefixes_filters_and_unknown_ids() -> Result<()> {
         (&"f".repeat(63), Code::NotFound),
     ] {
         assert_eq!(
-            node.cri
-                .sandbox(id)
-                .await
-                .map_err(|status| status.code())
-                .err(),
+            node.cri.sandbox(id).await.map_err(|status| status.code()).err(),
             Some(code),
             "{id:?}"
         );
@@ -305,15 +245,9 @@ async fn prefixes_filters_and_unknown_ids() -> Result<()> {
         id: ids[1][..shortest.max(13)].into(),
         ..Default::default()
     };
-    assert_eq!(
-        node.cri.sandboxes(Some(filter.clone())).await?[0].id,
-        ids[1]
-    );
+    assert_eq!(node.cri.sandboxes(Some(filter.clone())).await?[0].id, ids[1]);
     filter.label_selector.insert("app".into(), "one".into());
-    assert!(
-        node.cri.sandboxes(Some(filter)).await?.is_empty(),
-        "filters are ANDed"
-    );
+    assert!(node.cri.sandboxes(Some(filter)).await?.is_empty(), "filters are ANDed");
     let by_label = PodSandboxFilter {
         label_selector: [("app".into(), "one".into())].into(),
         ..Default::default()
@@ -330,10 +264,7 @@ async fn prefixes_filters_and_unknown_ids() -> Result<()> {
             ..Default::default()
         }))
         .await?;
-    assert_eq!(
-        ready.iter().map(|sandbox| &sandbox.id).collect::<Vec<_>>(),
-        [&ids[1]]
-    );
+    assert_eq!(ready.iter().map(|sandbox| &sandbox.id).collect::<Vec<_>>(), [&ids[1]]);
     let all = node.cri.sandboxes(None).await?;
     assert!(all[0].created_at > all[1].created_at, "newest first");
     node.finish().await
@@ -349,10 +280,7 @@ fn make_parent(path: &str) -> Result<Vec<PathBuf>> {
         fs::read_dir(base)?.flatten().map(|e| e.path()).collect()
     };
     let mut made = Vec::new();
-    for hierarchy in hierarchies
-        .iter()
-        .filter(|path| path.join("cgroup.procs").exists())
-    {
+    for hierarchy in hierarchies.iter().filter(|path| path.join("cgroup.procs").exists()) {
         let dir = hierarchy.join(path);
         fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
         for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -375,11 +303,7 @@ async fn the_cgroup_parent_stays_the_callers() -> Result<()> {
     let id = node.cri.run_sandbox(&pod).await?;
     let container = node
         .cri
-        .launch(
-            &id,
-            &pod,
-            &pods::container("c", HELLO, &["/hello", "sleep", "1000"]),
-        )
+        .launch(&id, &pod, &pods::container("c", HELLO, &["/hello", "sleep", "1000"]))
         .await?;
     let pid = node.cri.container_pid(&container).await?;
     let lines = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
@@ -389,10 +313,7 @@ async fn the_cgroup_parent_stays_the_callers() -> Result<()> {
         .count();
     assert!(placed >= made.len().min(2), "{lines}");
     let shim = fs::read_to_string(format!("/proc/{}/cgroup", node.shims()?[0]))?;
-    assert!(
-        !shim.contains(&parent),
-        "the shim is outside the pod's limits: {shim}"
-    );
+    assert!(!shim.contains(&parent), "the shim is outside the pod's limits: {shim}");
     node.cri.remove_sandbox(&id).await?;
     for dir in &made {
         let below = fs::read_dir(dir)?
@@ -417,16 +338,11 @@ async fn files_hostname_and_sysctls_reach_the_containers() -> Result<()> {
         options: vec!["ndots:2".into()],
     });
     let linux = pod.linux.get_or_insert_default();
-    linux
-        .sysctls
-        .insert("kernel.shm_rmid_forced".into(), "1".into());
+    linux.sysctls.insert("kernel.shm_rmid_forced".into(), "1".into());
     let id = node.cri.run_sandbox(&pod).await?;
     let script = "cat /etc/resolv.conf; hostname; cat /etc/hostname; echo $HOSTNAME; cat /proc/sys/kernel/shm_rmid_forced; \
                   cat /proc/sys/net/ipv4/ip_unprivileged_port_start; grep ' /dev/shm ' /proc/mounts; grep -c localhost /etc/hosts";
-    let container = node
-        .cri
-        .launch(&id, &pod, &pods::shell("show", script))
-        .await?;
+    let container = node.cri.launch(&id, &pod, &pods::shell("show", script)).await?;
     let status = node.cri.exited(&container).await?;
     let lines = pods::log_texts(&status.log_path)?;
     let expected = [
@@ -452,17 +368,9 @@ async fn files_hostname_and_sysctls_reach_the_containers() -> Result<()> {
         .get_or_insert_default()
         .sysctls
         .insert("vm.swappiness".into(), "1".into());
-    let refused = node
-        .cri
-        .run_sandbox(&bad)
-        .await
-        .expect_err("not namespaced");
+    let refused = node.cri.run_sandbox(&bad).await.expect_err("not namespaced");
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(
-        refused.message().contains("vm.swappiness"),
-        "{}",
-        refused.message()
-    );
+    assert!(refused.message().contains("vm.swappiness"), "{}", refused.message());
     node.finish().await
 }
 
@@ -471,19 +379,13 @@ async fn version_status_and_runtime_config() -> Result<()> {
     let node = Node::start().await?;
     let version = node.cri.version().await?;
     assert_eq!(
-        (
-            version.version.as_str(),
-            version.runtime_api_version.as_str()
-        ),
+        (version.version.as_str(), version.runtime_api_version.as_str()),
         ("0.1.0", "v1")
     );
     assert_eq!(version.runtime_name, "reconcile");
     assert!(!version.runtime_version.is_empty());
     let mut runtime = node.cri.runtime.clone();
-    let status = runtime
-        .status(StatusRequest { verbose: true })
-        .await?
-        .into_inner();
+    let status = runtime.status(StatusRequest { verbose: true }).await?.into_inner();
     let conditions = status.status.context("status")?.conditions;
     for kind in ["RuntimeReady", "NetworkReady"] {
         let found = conditions
@@ -498,10 +400,7 @@ async fn version_status_and_runtime_config() -> Result<()> {
         .map(|handler| handler.name.as_str())
         .collect();
     assert!(names.contains(&""), "the default handler: {names:?}");
-    let config = runtime
-        .runtime_config(RuntimeConfigRequest {})
-        .await?
-        .into_inner();
+    let config = runtime.runtime_config(RuntimeConfigRequest {}).await?.into_inner();
     assert_eq!(
         config.linux.context("linux")?.cgroup_driver(),
         v1::CgroupDriver::Cgroupfs
@@ -518,9 +417,7 @@ async fn version_status_and_runtime_config() -> Result<()> {
         })
         .await?;
     let config = v1::RuntimeConfig {
-        network_config: Some(NetworkConfig {
-            pod_cidr: "ten".into(),
-        }),
+        network_config: Some(NetworkConfig { pod_cidr: "ten".into() }),
     };
     let refused = runtime
         .update_runtime_config(UpdateRuntimeConfigRequest {
@@ -537,10 +434,7 @@ async fn version_status_and_runtime_config() -> Result<()> {
         .map_err(|status| (status.code(), status.message().to_owned()));
     if let Err((code, message)) = events {
         assert_eq!(code, Code::Unimplemented);
-        assert!(
-            message.contains("GetContainerEvents"),
-            "it names itself: {message}"
-        );
+        assert!(message.contains("GetContainerEvents"), "it names itself: {message}");
     }
     node.finish().await
 }

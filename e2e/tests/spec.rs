@@ -64,16 +64,8 @@ async fn environment_arguments_and_directory() -> Result<()> {
         config.working_dir = "/made/when/missing".into();
     })
     .await?;
-    for line in [
-        "A=last",
-        "FROM_IMAGE=overridden",
-        "HOME=/root",
-        "/made/when/missing",
-    ] {
-        assert!(
-            lines.iter().any(|found| found == line),
-            "{line} in {lines:#?}"
-        );
+    for line in ["A=last", "FROM_IMAGE=overridden", "HOME=/root", "/made/when/missing"] {
+        assert!(lines.iter().any(|found| found == line), "{line} in {lines:#?}");
     }
     assert!(
         lines
@@ -96,19 +88,13 @@ async fn users_and_groups() -> Result<()> {
     node.busybox().await?;
     let id = "id -u; id -g; id -G";
     let by_name = |config: &mut ContainerConfig| security(config).run_as_username = "app".into();
-    assert_eq!(
-        run(&node, "name", id, by_name).await?.0,
-        ["1001", "1001", "1001 2002"]
-    );
+    assert_eq!(run(&node, "name", id, by_name).await?.0, ["1001", "1001", "1001 2002"]);
     let strict = |config: &mut ContainerConfig| {
         security(config).run_as_user = Some(Int64Value { value: 1001 });
         security(config).supplemental_groups = vec![3003];
         security(config).supplemental_groups_policy = SupplementalGroupsPolicy::Strict.into();
     };
-    assert_eq!(
-        run(&node, "strict", id, strict).await?.0,
-        ["1001", "1001", "1001 3003"]
-    );
+    assert_eq!(run(&node, "strict", id, strict).await?.0, ["1001", "1001", "1001 3003"]);
     let both = |config: &mut ContainerConfig| {
         security(config).run_as_user = Some(Int64Value { value: 7 });
         security(config).run_as_group = Some(Int64Value { value: 8 });
@@ -151,9 +137,7 @@ async fn capabilities_seccomp_and_no_new_privileges() -> Result<()> {
     let node = Node::start().await?;
     node.busybox().await?;
     let status = "cat /proc/self/status";
-    let hex = |fields: &BTreeMap<&str, &str>, key: &str| {
-        u64::from_str_radix(fields.get(key).unwrap_or(&"z"), 16)
-    };
+    let hex = |fields: &BTreeMap<&str, &str>, key: &str| u64::from_str_radix(fields.get(key).unwrap_or(&"z"), 16);
     let (lines, _) = run(&node, "plain", status, |_| {}).await?;
     let found = fields(&lines);
     for key in ["CapEff", "CapPrm", "CapBnd"] {
@@ -182,13 +166,9 @@ async fn capabilities_seccomp_and_no_new_privileges() -> Result<()> {
     assert_eq!(hex(&found, "CapEff")?, 1 << 12, "only NET_ADMIN");
     assert_eq!((found["Seccomp"], found["NoNewPrivs"]), ("2", "1"));
 
-    let profile =
-        |config: &mut ContainerConfig| security(config).seccomp = Some(SecurityProfile::default());
+    let profile = |config: &mut ContainerConfig| security(config).seccomp = Some(SecurityProfile::default());
     let (lines, code) = run(&node, "denied", "unshare -U true", profile).await?;
-    assert_ne!(
-        code, 0,
-        "RuntimeDefault denies a new user namespace: {lines:?}"
-    );
+    assert_ne!(code, 0, "RuntimeDefault denies a new user namespace: {lines:?}");
     let (lines, code) = run(&node, "allowed", "unshare -U true", |_| {}).await?;
     assert_eq!(code, 0, "unconfined allows it: {lines:?}");
     node.finish().await
@@ -238,16 +218,10 @@ async fn mounts_masks_and_a_read_only_root() -> Result<()> {
     );
     assert_eq!(fs::read_to_string(rw.join("written"))?, "x\n");
     assert!(!ro.join("written").exists());
-    let container = node
-        .cri
-        .containers(None)
-        .await?
-        .pop()
-        .context("the container")?;
+    let container = node.cri.containers(None).await?.pop().context("the container")?;
     let seen = node.cri.container(&container.id).await?.mounts;
     assert!(
-        seen.iter()
-            .any(|mount| mount.container_path == "/ro" && mount.readonly),
+        seen.iter().any(|mount| mount.container_path == "/ro" && mount.readonly),
         "{seen:?}"
     );
     node.finish().await
@@ -267,19 +241,14 @@ async fn an_images_symlinks_lead_nowhere_outside() -> Result<()> {
     node.import(image.oci()).await?;
     let shared = node.path("shared");
     fs::create_dir_all(&shared)?;
-    let (_, _) = run(
-        &node,
-        "trap",
-        "echo inside > /trap/deep/here; pwd",
-        |config| {
-            config.working_dir = "/trap/cwd".into();
-            config.mounts = vec![Mount {
-                host_path: shared.display().to_string(),
-                container_path: "/trap/deep".into(),
-                ..Default::default()
-            }];
-        },
-    )
+    let (_, _) = run(&node, "trap", "echo inside > /trap/deep/here; pwd", |config| {
+        config.working_dir = "/trap/cwd".into();
+        config.mounts = vec![Mount {
+            host_path: shared.display().to_string(),
+            container_path: "/trap/deep".into(),
+            ..Default::default()
+        }];
+    })
     .await?;
     assert_eq!(
         fs::read_dir(&outside)?.count(),

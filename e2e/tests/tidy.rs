@@ -16,18 +16,11 @@ fn sources(endings: &[&str]) -> Vec<(String, String)> {
     let mut dirs = vec![top()];
     while let Some(dir) = dirs.pop() {
         for entry in fs::read_dir(&dir).expect("list a directory").flatten() {
-            let (path, name) = (
-                entry.path(),
-                entry.file_name().to_string_lossy().into_owned(),
-            );
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
             if path.is_dir() && name != "target" && name != ".git" && name != "corpus" {
                 dirs.push(path);
             } else if endings.iter().any(|ending| name.ends_with(ending)) {
-                let short = path
-                    .strip_prefix(top())
-                    .expect("below the top")
-                    .display()
-                    .to_string();
+                let short = path.strip_prefix(top()).expect("below the top").display().to_string();
                 all.push((short, fs::read_to_string(&path).unwrap_or_default()));
             }
         }
@@ -39,15 +32,11 @@ fn sources(endings: &[&str]) -> Vec<(String, String)> {
 
 /// The part of a Rust file that is not its test module.
 fn without_tests(text: &str) -> &str {
-    text.split_once("#[cfg(test)]\nmod ")
-        .map_or(text, |(code, _)| code)
+    text.split_once("#[cfg(test)]\nmod ").map_or(text, |(code, _)| code)
 }
 
 fn is_test(path: &str) -> bool {
-    path.starts_with("e2e/")
-        || path.contains("/tests/")
-        || path.ends_with("/tests.rs")
-        || path.ends_with("build.rs")
+    path.starts_with("e2e/") || path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("build.rs")
 }
 
 fn report(rule: &str, broken: Vec<String>) {
@@ -78,13 +67,8 @@ fn files_are_short() {
 fn lines_are_short() {
     let mut broken = Vec::new();
     for (path, text) in sources(&[".rs", ".proto", ".toml", ".yaml"]) {
-        let long = text
-            .lines()
-            .enumerate()
-            .filter(|(_, line)| line.chars().count() > 120);
-        broken.extend(
-            long.map(|(n, line)| format!("{path}:{}: {} columns", n + 1, line.chars().count())),
-        );
+        let long = text.lines().enumerate().filter(|(_, line)| line.chars().count() > 120);
+        broken.extend(long.map(|(n, line)| format!("{path}:{}: {} columns", n + 1, line.chars().count())));
     }
     report("no line over 120 columns", broken);
 }
@@ -115,10 +99,7 @@ fn no_marks_of_work_left_undone() {
 #[test]
 fn nothing_from_outside_can_panic() {
     let mut broken = Vec::new();
-    for (path, text) in sources(&[".rs"])
-        .into_iter()
-        .filter(|(path, _)| !is_test(path))
-    {
+    for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| !is_test(path)) {
         for (n, line) in without_tests(&text).lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
             let found = [".unwrap()", ".expect(", "panic!(", "unimplemented!("]
@@ -134,17 +115,11 @@ fn nothing_from_outside_can_panic() {
 fn unsafe_stands_where_it_may_with_its_reason() {
     let allowed = ["shim/src/", "reconciler/src/world/linux/"];
     let mut broken = Vec::new();
-    for (path, text) in sources(&[".rs"])
-        .into_iter()
-        .filter(|(path, _)| !is_test(path))
-    {
+    for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| !is_test(path)) {
         let lines: Vec<_> = without_tests(&text).lines().collect();
         for (n, line) in lines.iter().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
-            if !code.contains("unsafe {")
-                && !code.contains("unsafe fn")
-                && !code.contains("unsafe impl")
-            {
+            if !code.contains("unsafe {") && !code.contains("unsafe fn") && !code.contains("unsafe impl") {
                 continue;
             }
             if !allowed.iter().any(|dir| path.starts_with(dir)) {
@@ -165,14 +140,8 @@ fn unsafe_stands_where_it_may_with_its_reason() {
 fn every_crate_opens_with_its_purpose() {
     for name in ["state", "cri", "shim", "reconciler", "e2e"] {
         let text = fs::read_to_string(top().join(name).join("src/lib.rs")).expect("lib.rs");
-        assert!(
-            text.starts_with("//! "),
-            "{name}/src/lib.rs opens with `//!`"
-        );
-        assert!(
-            text.contains("//! ```text"),
-            "{name}/src/lib.rs has a picture"
-        );
+        assert!(text.starts_with("//! "), "{name}/src/lib.rs opens with `//!`");
+        assert!(text.contains("//! ```text"), "{name}/src/lib.rs has a picture");
     }
     let silent = sources(&[".rs"])
         .into_iter()
@@ -211,9 +180,7 @@ fn the_top_holds_nothing_else() {
         .filter(|name| !name.starts_with('.'));
     report(
         "top-level entries",
-        other
-            .filter(|name| !allowed.contains(&name.as_str()))
-            .collect(),
+        other.filter(|name| !allowed.contains(&name.as_str())).collect(),
     );
 }
 
@@ -234,10 +201,8 @@ fn who_may_name_whom() {
             }
             for (n, line) in text.lines().enumerate() {
                 let code = line.split("//").next().unwrap_or_default().trim_start();
-                let names = |krate: &&&str| {
-                    code.starts_with(&format!("use {krate}"))
-                        || code.contains(&format!(" ::{krate}"))
-                };
+                let names =
+                    |krate: &&&str| code.starts_with(&format!("use {krate}")) || code.contains(&format!(" ::{krate}"));
                 broken.extend(
                     forbidden
                         .iter()
@@ -255,10 +220,7 @@ fn the_shim_is_static() {
     let Ok(shim) = e2e::tools::built("reconcile-shim") else {
         panic!("build it first: cargo build --release")
     };
-    let out = std::process::Command::new("readelf")
-        .arg("-lW")
-        .arg(&shim)
-        .output();
+    let out = std::process::Command::new("readelf").arg("-lW").arg(&shim).output();
     let Ok(out) = out else {
         panic!("readelf is part of binutils, which the Rust toolchain needs to link")
     };

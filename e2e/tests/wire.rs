@@ -110,13 +110,11 @@ async fn what_is_not_implemented_says_so_by_name() -> Result<()> {
     )?;
     honest(
         "ListContainerStats",
-        cri.list_container_stats(ListContainerStatsRequest::default())
-            .await,
+        cri.list_container_stats(ListContainerStatsRequest::default()).await,
     )?;
     honest(
         "StreamContainerStats",
-        cri.stream_container_stats(StreamContainerStatsRequest::default())
-            .await,
+        cri.stream_container_stats(StreamContainerStatsRequest::default()).await,
     )?;
     let stats = PodSandboxStatsRequest {
         pod_sandbox_id: sandbox.clone(),
@@ -124,8 +122,7 @@ async fn what_is_not_implemented_says_so_by_name() -> Result<()> {
     honest("PodSandboxStats", cri.pod_sandbox_stats(stats).await)?;
     honest(
         "ListPodSandboxStats",
-        cri.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default())
-            .await,
+        cri.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).await,
     )?;
     honest(
         "StreamPodSandboxStats",
@@ -138,18 +135,15 @@ async fn what_is_not_implemented_says_so_by_name() -> Result<()> {
     )?;
     honest(
         "ListMetricDescriptors",
-        cri.list_metric_descriptors(ListMetricDescriptorsRequest {})
-            .await,
+        cri.list_metric_descriptors(ListMetricDescriptorsRequest {}).await,
     )?;
     honest(
         "ListPodSandboxMetrics",
-        cri.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {})
-            .await,
+        cri.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).await,
     )?;
     honest(
         "StreamPodSandboxMetrics",
-        cri.stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest {})
-            .await,
+        cri.stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest {}).await,
     )?;
     let location = node.path("checkpoint.tar").display().to_string();
     let checkpoint = CheckpointContainerRequest {
@@ -157,18 +151,12 @@ async fn what_is_not_implemented_says_so_by_name() -> Result<()> {
         location,
         timeout: 5,
     };
-    honest(
-        "CheckpointContainer",
-        cri.checkpoint_container(checkpoint).await,
-    )?;
+    honest("CheckpointContainer", cri.checkpoint_container(checkpoint).await)?;
     honest(
         "CheckpointPod",
         cri.checkpoint_pod(CheckpointPodRequest::default()).await,
     )?;
-    honest(
-        "RestorePod",
-        cri.restore_pod(RestorePodRequest::default()).await,
-    )?;
+    honest("RestorePod", cri.restore_pod(RestorePodRequest::default()).await)?;
     let resources = UpdatePodSandboxResourcesRequest {
         pod_sandbox_id: sandbox,
         ..Default::default()
@@ -199,8 +187,7 @@ async fn what_is_not_implemented_says_so_by_name() -> Result<()> {
 async fn garbage_on_the_socket_harms_nobody() -> Result<()> {
     use tokio::io::AsyncWriteExt;
     let node = Node::start().await?;
-    let mode =
-        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(node.socket())?.permissions());
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(node.socket())?.permissions());
     assert_eq!(mode & 0o777, 0o600, "the socket is root's alone");
     for bytes in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
@@ -212,9 +199,7 @@ async fn garbage_on_the_socket_harms_nobody() -> Result<()> {
             .context("connect")?;
         let _ = stream.write_all(bytes).await;
     }
-    let idle =
-        futures::future::join_all((0..100).map(|_| tokio::net::UnixStream::connect(node.socket())))
-            .await;
+    let idle = futures::future::join_all((0..100).map(|_| tokio::net::UnixStream::connect(node.socket()))).await;
     assert!(idle.iter().filter(|stream| stream.is_ok()).count() > 50);
     node.cri.version().await?;
     node.finish().await

@@ -33,19 +33,12 @@ async fn run_ends_with_the_workloads_code_without_a_daemon_on_an_empty_store() -
         let out = node.reconcile(&["run", &file]).await?;
         assert_eq!(out.status.code(), Some(code), "{}", shown(&out));
     }
-    let file = node.file(
-        "lines.yaml",
-        job("lines", "localhost/hello", &["/hello", "lines", "3"]),
-    )?;
+    let file = node.file("lines.yaml", job("lines", "localhost/hello", &["/hello", "lines", "3"]))?;
     let out = node.ok(&["run", &file]).await?;
     assert_eq!(out.lines().count(), 3, "the log is shown: {out}");
     let echo = node.file(
         "echo.yaml",
-        job(
-            "echo",
-            "localhost/hello",
-            &["/hello", "echo", "hello", "world"],
-        ),
+        job("echo", "localhost/hello", &["/hello", "echo", "hello", "world"]),
     )?;
     let mut command = tokio::process::Command::from(node.command(&["run", "-"])?);
     let out = command.stdin(fs::File::open(echo)?).output().await?;
@@ -60,10 +53,7 @@ async fn run_ends_with_the_workloads_code_without_a_daemon_on_an_empty_store() -
 #[tokio::test(flavor = "multi_thread")]
 async fn run_beside_a_daemon_follows_the_log_and_removes_the_pod() -> Result<()> {
     let node = Node::start().await?;
-    let file = node.file(
-        "job.yaml",
-        job("job", "localhost/hello", &["/hello", "exit", "7"]),
-    )?;
+    let file = node.file("job.yaml", job("job", "localhost/hello", &["/hello", "exit", "7"]))?;
     let out = node.reconcile(&["run", &file]).await?;
     assert_eq!(out.status.code(), Some(7), "{}", shown(&out));
     node.no_pods().await?;
@@ -73,10 +63,7 @@ async fn run_beside_a_daemon_follows_the_log_and_removes_the_pod() -> Result<()>
     assert!(pods.contains("job"), "{pods}");
     let absent = node.file("absent.yaml", job("absent", "localhost/no-such:1", &["/x"]))?;
     let out = node.reconcile(&["run", &absent]).await?;
-    assert!(
-        !out.status.success(),
-        "a pod that cannot start is a failure"
-    );
+    assert!(!out.status.success(), "a pod that cannot start is a failure");
     assert!(
         String::from_utf8_lossy(&out.stderr).contains("localhost/no-such:1"),
         "{}",
@@ -101,25 +88,15 @@ async fn ctrl_c_removes_the_pod() -> Result<()> {
         .spawn()?;
     e2e::eventually(Duration::from_secs(10), async || {
         ensure!(
-            node.cri
-                .containers(None)
-                .await?
-                .iter()
-                .any(|c| c.state == 1),
+            node.cri.containers(None).await?.iter().any(|c| c.state == 1),
             "not running yet"
         );
         Ok(())
     })
     .await?;
-    kill(
-        Pid::from_raw(child.id().context("run")? as i32),
-        Signal::SIGINT,
-    )?;
+    kill(Pid::from_raw(child.id().context("run")? as i32), Signal::SIGINT)?;
     let status = tokio::time::timeout(Duration::from_secs(45), child.wait()).await??;
-    assert!(
-        status.code() == Some(130) || status.signal() == Some(2),
-        "{status}"
-    );
+    assert!(status.code() == Some(130) || status.signal() == Some(2), "{status}");
     node.no_pods().await?;
     node.finish().await
 }
@@ -132,8 +109,7 @@ async fn a_kubernetes_pod_of_a_real_image() -> Result<()> {
     let dir = node.path("made");
     fs::create_dir(&dir)?;
     let (docker, _) = tokio::task::spawn_blocking(move || real(&dir)).await??;
-    node.ok(&["images", "import", &docker.display().to_string()])
-        .await?;
+    node.ok(&["images", "import", &docker.display().to_string()]).await?;
     let script = "for i in 1 2 3; do echo line $i $GREETING; done; cat /data/kept; \
                   echo page > /tmp-page; httpd -p 8000 -h / ; while [ ! -e /stop/now ]; do sleep 0.1; done; exit 5";
     let (stop, name) = (node.path("stop"), "shell-loop");
@@ -156,12 +132,7 @@ async fn a_kubernetes_pod_of_a_real_image() -> Result<()> {
         .kill_on_drop(true)
         .spawn()?;
     let page = e2e::eventually(Duration::from_secs(20), async || {
-        let sandbox = node
-            .cri
-            .sandboxes(None)
-            .await?
-            .pop()
-            .context("no sandbox yet")?;
+        let sandbox = node.cri.sandboxes(None).await?.pop().context("no sandbox yet")?;
         let ip = node.cri.ip(&sandbox.id).await?;
         tokio::task::spawn_blocking(move || fetch(ip, 8000, "/tmp-page")).await?
     })
@@ -208,10 +179,7 @@ async fn apply_twice_does_nothing_the_second_time() -> Result<()> {
             containers.len() == 2 && containers.iter().all(|c| c.state == 1),
             "{containers:?}"
         );
-        Ok(containers
-            .into_iter()
-            .map(|container| container.id)
-            .collect())
+        Ok(containers.into_iter().map(|container| container.id).collect())
     };
     let before = e2e::eventually(Duration::from_secs(10), running).await?;
     let again = node.ok(&["apply", "-f", &file]).await?;
@@ -267,10 +235,7 @@ async fn a_failing_container_is_restarted_as_its_policy_says() -> Result<()> {
 
 fn examples() -> Result<Vec<PathBuf>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
-    let mut all: Vec<_> = fs::read_dir(&dir)?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
+    let mut all: Vec<_> = fs::read_dir(&dir)?.flatten().map(|entry| entry.path()).collect();
     all.retain(|path| path.extension().is_some_and(|ext| ext == "yaml"));
     all.sort();
     Ok(all)
@@ -284,21 +249,12 @@ async fn every_example_runs() -> Result<()> {
     assert!(all.len() >= 5, "{all:?}");
     for path in all {
         let (text, file) = (fs::read_to_string(&path)?, path.display().to_string());
-        let code = text
-            .lines()
-            .find_map(|line| line.strip_prefix("# exit code: "));
+        let code = text.lines().find_map(|line| line.strip_prefix("# exit code: "));
         if let Some(code) = code {
             let out = node.reconcile(&["run", &file]).await?;
-            assert_eq!(
-                out.status.code(),
-                Some(code.trim().parse()?),
-                "{file}: {}",
-                shown(&out)
-            );
+            assert_eq!(out.status.code(), Some(code.trim().parse()?), "{file}: {}", shown(&out));
         } else {
-            node.ok(&["apply", "-f", &file])
-                .await
-                .with_context(|| file.clone())?;
+            node.ok(&["apply", "-f", &file]).await.with_context(|| file.clone())?;
             e2e::eventually(Duration::from_secs(15), async || {
                 let containers = node.cri.containers(None).await?;
                 ensure!(!containers.is_empty(), "{file}: no container");
@@ -309,9 +265,7 @@ async fn every_example_runs() -> Result<()> {
                 Ok(())
             })
             .await?;
-            node.ok(&["delete", "-f", &file])
-                .await
-                .with_context(|| file.clone())?;
+            node.ok(&["delete", "-f", &file]).await.with_context(|| file.clone())?;
         }
         node.no_pods().await.with_context(|| file.clone())?;
     }

@@ -36,10 +36,7 @@ impl Table {
     }
 }
 
-async fn timed<T, E>(
-    times: &mut Vec<Duration>,
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<T, E> {
+async fn timed<T, E>(times: &mut Vec<Duration>, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     let start = Instant::now();
     let outcome = work.await;
     times.push(start.elapsed());
@@ -67,12 +64,7 @@ fn pss(pid: i32) -> Result<u64> {
 /// Processor time of a process and of its ended children, in seconds.
 fn cpu(pid: i32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields: Vec<_> = stat
-        .rsplit_once(')')
-        .context("stat")?
-        .1
-        .split_whitespace()
-        .collect();
+    let fields: Vec<_> = stat.rsplit_once(')').context("stat")?.1.split_whitespace().collect();
     let ticks: u64 = fields[11..15]
         .iter()
         .map(|field| field.parse::<u64>().unwrap_or(0))
@@ -89,27 +81,9 @@ async fn main() -> Result<()> {
     let mut table = Table::default();
     let mut node = Node::start().await?;
     node.busybox().await?;
-    table.row(
-        "daemon without pods, RSS",
-        megabytes(node.pid()?)?,
-        "15 MiB",
-    );
-    one_by_one(
-        &node,
-        &mut table,
-        "built-in network",
-        |pod| pod,
-        ["8", "24", "6"],
-    )
-    .await?;
-    one_by_one(
-        &node,
-        &mut table,
-        "host network",
-        pods::host_network,
-        ["5", "20", "5"],
-    )
-    .await?;
+    table.row("daemon without pods, RSS", megabytes(node.pid()?)?, "15 MiB");
+    one_by_one(&node, &mut table, "built-in network", |pod| pod, ["8", "24", "6"]).await?;
+    one_by_one(&node, &mut table, "host network", pods::host_network, ["5", "20", "5"]).await?;
     many(&mut node, &mut table, pods).await?;
     logs(&node, &mut table).await?;
     node.finish().await?;
@@ -242,11 +216,7 @@ async fn many(node: &mut Node, table: &mut Table, pods: usize) -> Result<()> {
             "a list is short"
         );
     }
-    table.times(
-        &format!("ListContainers, {pods} containers, p50 / p99"),
-        lists,
-        "1 ms",
-    );
+    table.times(&format!("ListContainers, {pods} containers, p50 / p99"), lists, "1 ms");
 
     let start = Instant::now();
     let cri = &node.cri;
@@ -269,11 +239,7 @@ async fn many(node: &mut Node, table: &mut Table, pods: usize) -> Result<()> {
 async fn first_list(cri: e2e::client::Cri, pods: usize) -> Result<Instant> {
     let start = Instant::now();
     loop {
-        if cri
-            .sandboxes(None)
-            .await
-            .is_ok_and(|sandboxes| sandboxes.len() == pods)
-        {
+        if cri.sandboxes(None).await.is_ok_and(|sandboxes| sandboxes.len() == pods) {
             return Ok(Instant::now());
         }
         if start.elapsed() > Duration::from_secs(30) {
@@ -310,10 +276,7 @@ async fn logs(node: &Node, table: &mut Table) -> Result<()> {
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let line = "x".repeat(99);
     let script = format!("yes {line} | head -c 314572800");
-    let id = node
-        .cri
-        .launch(&sandbox, &pod, &shell("c", &script))
-        .await?;
+    let id = node.cri.launch(&sandbox, &pod, &shell("c", &script)).await?;
     let shim = node.shims()?.pop().context("the shim")?;
     let start = Instant::now();
     loop {

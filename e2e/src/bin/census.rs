@@ -15,23 +15,13 @@ fn main() -> Result<ExitCode> {
     };
     let before = std::fs::read_to_string(&file).with_context(|| file.clone())?;
     let mut same = true;
-    for line in before
-        .lines()
-        .filter(|line| !now.lines().any(|other| other == *line))
-    {
+    for line in before.lines().filter(|line| !now.lines().any(|other| other == *line)) {
         println!("- {line}");
         same = false;
     }
-    for line in now
-        .lines()
-        .filter(|line| !before.lines().any(|other| other == *line))
-    {
+    for line in now.lines().filter(|line| !before.lines().any(|other| other == *line)) {
         println!("+ {line}");
         same = false;
     }
-    Ok(if same {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
