@@ -10,8 +10,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let descriptors = protox::compile(&files, [dir])?;
     // Lists of thousands of labels are compared and printed: an ordered map keeps answers the same every time.
-    tonic_prost_build::configure()
-        .btree_map(".")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().btree_map(".").compile_fds(descriptors)?;
     Ok(())
 }

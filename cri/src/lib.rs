@@ -1,16 +1,30 @@
-//! CRI.
+//! The container runtime interface: both CRI services and the records service on one socket.
+//!
+//! ```text
+//!  request -> server.rs -> runtime/ images.rs records.rs      one line logged at the end of each mutating call
+//!                              |
+//!                    translate/ (pure)  proto -> wish
+//!                              |
+//!                        converge.rs    write the record, wait for its status, map the outcome (error.rs)
+//!                              |
+//!                            state      memory and disk; the reconciler, which cri cannot name, does the work
+//! ```
+//!
+//! It writes wishes and reads statuses. It must not touch the node: no files (its own socket apart), no processes, no
+//! network. Whatever a call leaves behind is a record, so a call may be cut at any instant.
 
-pub mod records {
-    //! Records service, generated.
-    #[allow(clippy::all, missing_docs)]
-    pub mod v1 {
-        tonic::include_proto!("reconcile.records.v1");
-    }
-}
-pub mod runtime {
-    //! CRI.
-    #[allow(clippy::all, missing_docs)]
-    pub mod v1 {
-        tonic::include_proto!("runtime.v1");
-    }
-}
+mod answer;
+mod call;
+mod converge;
+mod error;
+mod filter;
+mod images;
+pub mod records;
+pub mod runtime;
+mod server;
+mod services;
+mod translate;
+
+pub use error::{Error, Result};
+pub use server::{MESSAGE_LIMIT, bind, serve};
+pub use services::{Config, Count, OnceHook, OnceReport, Services};

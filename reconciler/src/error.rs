@@ -58,7 +58,10 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Error::Refused(_) => Class::Permanent,
-            Error::Network(e) => e.class(),
+            Error::Network(e) => match e.class() {
+                crate::world::linux::network::Class::Transient => Class::Transient,
+                crate::world::linux::network::Class::Permanent => Class::Permanent,
+            },
             Error::Shim { class, .. } | Error::Image { class, .. } => *class,
             Error::State(state::Error::Invalid { .. }) => Class::Permanent,
             Error::Lost(_) => Class::Lost,

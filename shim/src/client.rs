@@ -70,6 +70,11 @@ impl Client {
         })
     }
 
+    /// Has the connection ended?
+    pub fn is_closed(&self) -> bool {
+        self.gone.has_changed().is_err()
+    }
+
     /// Waits until the connection ends: the shim has died or shut down.
     pub async fn closed(&self) {
         let mut gone = self.gone.clone();

@@ -26,6 +26,7 @@ pub mod resource;
 pub mod sandbox;
 pub mod session;
 pub mod store;
+pub mod yaml;
 
 mod durable;
 mod guard;

@@ -91,7 +91,10 @@ async fn a_record_lives_over_a_restart() {
     let store = open(root.path());
     assert_eq!(store.root_id(), id);
     let read = store.by_name::<SandboxKind>("a").unwrap();
-    assert_eq!((read.uid(), read.meta.ready_by, read.meta.generation), (made.as_str(), None, 1));
+    assert_eq!(
+        (read.uid(), read.meta.ready_by, read.meta.generation),
+        (made.as_str(), None, 1)
+    );
     assert_eq!(store.owned::<ContainerKind>(&made)[0].spec.goal, ContainerGoal::Running);
     // Younger than anything read.
     let next = uid(store.create(sandbox("b", None)).await.unwrap());
@@ -152,7 +155,10 @@ async fn a_child_needs_a_living_owner() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
     let absent = "0".repeat(64);
-    assert!(matches!(store.create(container(&absent, "c")).await, Err(Error::NotFound { kind: "PodSandbox", .. })));
+    assert!(matches!(
+        store.create(container(&absent, "c")).await,
+        Err(Error::NotFound { kind: "PodSandbox", .. })
+    ));
     let made = uid(store.create(sandbox("a", None)).await.unwrap());
     let stop = |_: &mut Meta, spec: &mut SandboxSpec| {
         spec.goal = SandboxGoal::Stopped;
@@ -174,10 +180,21 @@ async fn deletion_cascades_and_erasure_goes_upwards() {
     let store = open(root.path());
     let made = uid(store.create(sandbox("a", None)).await.unwrap());
     let child = uid(store.create(container(&made, "c")).await.unwrap());
-    assert!(store.delete::<SandboxKind>(&made).await.unwrap().unwrap().meta.deleted());
+    assert!(
+        store
+            .delete::<SandboxKind>(&made)
+            .await
+            .unwrap()
+            .unwrap()
+            .meta
+            .deleted()
+    );
     assert!(store.get::<ContainerKind>(&child).unwrap().meta.deleted());
     assert!(store.by_name::<SandboxKind>("a").is_none());
-    assert!(matches!(store.erase::<SandboxKind>(&made).await, Err(Error::Conflict { .. })));
+    assert!(matches!(
+        store.erase::<SandboxKind>(&made).await,
+        Err(Error::Conflict { .. })
+    ));
     store.erase::<ContainerKind>(&child).await.unwrap();
     store.erase::<SandboxKind>(&made).await.unwrap();
     store.erase::<SandboxKind>(&made).await.unwrap();
@@ -205,7 +222,14 @@ async fn an_update_without_a_difference_writes_nothing() {
         Ok(())
     };
     let changed = store.update::<SandboxKind, _>(&made, change).await.unwrap();
-    assert_eq!((changed.meta.name.as_str(), changed.meta.generation, changed.meta.labels.len()), ("a", 1, 1));
+    assert_eq!(
+        (
+            changed.meta.name.as_str(),
+            changed.meta.generation,
+            changed.meta.labels.len()
+        ),
+        ("a", 1, 1)
+    );
     // A refused change changes nothing.
     let bad = |_: &mut Meta, spec: &mut SandboxSpec| {
         spec.pod.name.clear();
@@ -218,7 +242,10 @@ async fn an_update_without_a_difference_writes_nothing() {
         spec.goal = SandboxGoal::Stopped;
         Ok(())
     };
-    assert!(matches!(store.update::<SandboxKind, _>(&made, stop).await, Err(Error::Conflict { .. })));
+    assert!(matches!(
+        store.update::<SandboxKind, _>(&made, stop).await,
+        Err(Error::Conflict { .. })
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,7 +254,10 @@ async fn a_panicking_change_harms_its_own_call_only() {
     let store = open(root.path());
     let made = uid(store.create(sandbox("a", None)).await.unwrap());
     let panics = |_: &mut Meta, _: &mut SandboxSpec| panic!("on purpose");
-    assert!(matches!(store.update::<SandboxKind, _>(&made, panics).await, Err(Error::Closed)));
+    assert!(matches!(
+        store.update::<SandboxKind, _>(&made, panics).await,
+        Err(Error::Closed)
+    ));
     store.create(sandbox("b", None)).await.unwrap();
 }
 
@@ -241,7 +271,8 @@ async fn statuses_wake_waiters_and_watchers_in_order() {
         .map(|_| {
             let (store, made) = (store.clone(), made.clone());
             tokio::spawn(async move {
-                let ready = |o: Option<&state::PodSandbox>| o.filter(|o| o.status.phase == SandboxPhase::Ready).map(drop);
+                let ready =
+                    |o: Option<&state::PodSandbox>| o.filter(|o| o.status.phase == SandboxPhase::Ready).map(drop);
                 store.wait::<SandboxKind, _, _>(&made, None, ready).await
             })
         })
@@ -282,9 +313,15 @@ async fn statuses_wake_waiters_and_watchers_in_order() {
     ];
     assert_eq!(seen, wanted);
     // Gone: told at once; not come by the deadline: told then.
-    store.wait::<SandboxKind, _, _>(&made, None, |o| o.is_none().then_some(())).await.unwrap();
+    store
+        .wait::<SandboxKind, _, _>(&made, None, |o| o.is_none().then_some(()))
+        .await
+        .unwrap();
     let deadline = Some(Instant::now() + Duration::from_millis(20));
-    let error = store.wait::<SandboxKind, (), _>(&made, deadline, |_| None).await.unwrap_err();
+    let error = store
+        .wait::<SandboxKind, (), _>(&made, deadline, |_| None)
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::Deadline { .. }));
 }
 
@@ -293,7 +330,10 @@ async fn ids_resolve_by_prefix() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
     let made = uid(store.create(sandbox("a", Some(5))).await.unwrap());
-    assert!(matches!(store.resolve::<SandboxKind>(&made[..12]), Err(Error::NotFound { .. })));
+    assert!(matches!(
+        store.resolve::<SandboxKind>(&made[..12]),
+        Err(Error::NotFound { .. })
+    ));
     assert_eq!(store.resolve::<SandboxKind>(&made).unwrap().uid(), made);
     store.deliver::<SandboxKind>(&made).await.unwrap();
     assert_eq!(store.resolve::<SandboxKind>(&made[..12]).unwrap().uid(), made);
@@ -302,7 +342,12 @@ async fn ids_resolve_by_prefix() {
         store.create(sandbox(&format!("b{i}"), None)).await.unwrap();
     }
     let digits = "0123456789abcdef";
-    let ambiguous = (0..16).filter(|i| matches!(store.resolve::<SandboxKind>(&digits[*i..=*i]), Err(Error::Ambiguous { .. })));
+    let ambiguous = (0..16).filter(|i| {
+        matches!(
+            store.resolve::<SandboxKind>(&digits[*i..=*i]),
+            Err(Error::Ambiguous { .. })
+        )
+    });
     assert!(ambiguous.count() > 0);
 }
 
@@ -329,7 +374,10 @@ async fn names_are_scoped_by_namespace_and_owner() {
     let b = uid(store.create(sandbox("b", None)).await.unwrap());
     store.create(container(&a, "c")).await.unwrap();
     store.create(container(&b, "c")).await.unwrap();
-    assert!(matches!(store.create(container(&b, "c")).await, Err(Error::AlreadyExists { .. })));
+    assert!(matches!(
+        store.create(container(&b, "c")).await,
+        Err(Error::AlreadyExists { .. })
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -350,7 +398,15 @@ async fn sessions_stay_in_memory() {
     let mut events = store.watch::<SessionKind>();
     let made = uid(store.create(new()).await.unwrap());
     assert!(matches!(store.create(new()).await, Err(Error::AlreadyExists { .. })));
-    assert!(store.delete::<SessionKind>(&made).await.unwrap().unwrap().meta.deleted());
+    assert!(
+        store
+            .delete::<SessionKind>(&made)
+            .await
+            .unwrap()
+            .unwrap()
+            .meta
+            .deleted()
+    );
     store.erase::<SessionKind>(&made).await.unwrap();
     assert!(matches!(events.recv().await, Some(Event::Applied(o)) if !o.meta.deleted()));
     assert!(matches!(events.recv().await, Some(Event::Applied(o)) if o.meta.deleted()));
@@ -365,7 +421,10 @@ async fn a_root_has_one_store() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
     let error = Store::open(root.path(), no_copies()).err().unwrap();
-    assert!(error.to_string().contains("another reconcile uses this root"), "{error}");
+    assert!(
+        error.to_string().contains("another reconcile uses this root"),
+        "{error}"
+    );
     drop(store);
     open(root.path());
 }
@@ -377,6 +436,9 @@ async fn records_are_bounded() {
     let mut big = sandbox("a", None);
     big.spec.sysctls.insert("a".repeat(2 << 20), "1".into());
     let error = store.create(big).await.unwrap_err();
-    assert!(matches!(&error, Error::Invalid { field, .. } if field.starts_with("spec")), "{error}");
+    assert!(
+        matches!(&error, Error::Invalid { field, .. } if field.starts_with("spec")),
+        "{error}"
+    );
     assert!(store.list::<SandboxKind>().is_empty());
 }

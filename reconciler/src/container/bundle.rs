@@ -2,12 +2,12 @@
 //!
 //! Made once and never compared by its text, so that an upgrade changes nothing that runs.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Spec;
 use serde::Deserialize;
 use state::container::{ContainerKind, ContainerStatus, ContainerUser};
-use state::sandbox::Profile;
 use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
@@ -36,7 +36,7 @@ pub fn path(paths: &Paths, object: &Container) -> PathBuf {
 pub struct Have {
     process: Process,
     #[serde(default)]
-    annotations: std::collections::BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
     #[serde(skip)]
     path: PathBuf,
 }
@@ -105,7 +105,7 @@ impl Stage<ContainerKind> for Bundle {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         let stand = Stand::of(cx, object)?;
-        let host = cx.world.host.get()?;
+        let host = HostFacts::read().map_err(refused)?;
         let (spec, filter) = configure(cx, &sandbox, object, &stand, &host).await?;
         let dir = path(&cx.world.paths, object);
         make_dir(&dir)?;
@@ -147,7 +147,7 @@ async fn configure(
     let pins = sandbox::pins(paths, sandbox);
     let files = sandbox::files(paths, sandbox);
     let path_of = |path: Option<PathBuf>| path.filter(|p| netns::observe(p).is_ok());
-    let stop_signal = spec::signal::effective(&object.spec.stop_signal, &stand.config.stop_signal).map_err(refused)?;
+    let stop_signal = spec::signal::stop_signal(&object.spec, &stand.config).map_err(refused)?;
     let input = Input {
         sandbox,
         container: object,
@@ -166,15 +166,15 @@ async fn configure(
             resolv_conf: files.resolv_conf,
             shm: files.shm,
         },
-        mounts: spec::resolve_mounts(&object.spec.mounts, host).map_err(refused)?,
+        mounts: spec::resolve_mounts(&object.spec.mounts, &BTreeMap::new(), host).map_err(refused)?,
         devices: spec::resolve_devices(&object.spec.devices).map_err(refused)?,
-        volumes: std::collections::BTreeMap::new(),
-        annotations: [(STOP_SIGNAL.to_owned(), stop_signal)].into(),
+        volumes: BTreeMap::new(),
+        annotations: [(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal))].into(),
         handler: spec::Handler::default(),
         host,
     };
     let spec = spec::build(&input).map_err(refused)?;
-    let filter = filter(&object.spec.security, &spec)?;
+    let filter = filter(object, host)?;
     Ok((spec, filter))
 }
 
@@ -200,14 +200,12 @@ async fn look_up_user(cx: &Context, object: &Container, stand: &Stand) -> Result
 }
 
 /// The compiled filter; privileged containers have none whatever is asked.
-fn filter(security: &state::container::ContainerSecurity, spec: &Spec) -> Result<Option<Vec<u8>>> {
-    if security.privileged {
-        return Ok(None);
-    }
-    match &security.seccomp {
-        None | Some(Profile::Unconfined) => Ok(None),
-        Some(profile) => seccomp::filter(profile, spec).map(Some).map_err(|e| Error::Refused(e.to_string())),
-    }
+fn filter(object: &Container, host: &HostFacts) -> Result<Option<Vec<u8>>> {
+    let security = &object.spec.security;
+    let capabilities = spec::capability::bounding(security, host.capabilities).map_err(refused)?;
+    let cx = seccomp::Context { capabilities, kernel: host.kernel, arch: seccomp::Arch::NATIVE, deny_socketcall: false };
+    let filter = seccomp::filter(security.seccomp.as_ref(), security.privileged, &cx);
+    Ok(filter.map_err(|e| Error::Refused(e.to_string()))?.map(|bytes| bytes.to_vec()))
 }
 
 fn refused(e: SpecError) -> Error {

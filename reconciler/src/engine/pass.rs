@@ -79,7 +79,7 @@ struct Walk<'a, K: Kind> {
     object: &'a Object<K>,
     mode: Mode,
     conditions: Vec<Condition>,
-    reports: Vec<Box<dyn FnOnce(&mut K::Status) + Send>>,
+    reports: Vec<Box<dyn FnOnce(&mut K::Status) + Send + Sync>>,
     error: Option<Error>,
     plan: Vec<Planned>,
     acted: usize,
@@ -147,17 +147,19 @@ pub async fn run<K: Staged>(cx: &Context, object: &Object<K>, mode: Mode) -> Res
 
 impl<K: Staged> Walk<'_, K> {
     async fn down(&mut self, above: &[&[&'static dyn AnyStage<K>]], hold: Option<&str>) -> bool {
+        let mut all = true;
         for rung in above.iter().rev() {
             let turns = join_all(rung.iter().map(|stage| self.lower(*stage, hold))).await;
             let mut clear = true;
             for turn in turns {
                 clear &= self.note(turn, false);
             }
+            all &= clear;
             if !clear && self.mode == Mode::Act {
                 return false;
             }
         }
-        true
+        all
     }
 
     async fn up(&mut self, kept: &[&[&'static dyn AnyStage<K>]]) -> bool {
@@ -189,6 +191,7 @@ impl<K: Staged> Walk<'_, K> {
             turn.outcome = Ok(Outcome::Wait(Why::new("InUse", hold)));
         } else if self.mode == Mode::Plan {
             turn.planned = Some(Planned::undo(self.object, stage.name()));
+            turn.outcome = Ok(Outcome::Wait(Why::new("NotWanted", "it is to be taken down")));
         } else {
             turn.acted = true;
             turn.outcome = match stage.undo(self.cx, self.object).await {

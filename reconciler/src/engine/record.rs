@@ -14,6 +14,7 @@ use state::{Kind, Meta, Object};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
+use crate::world::linux::images;
 use crate::world::{Paths, paths};
 
 /// Name of the copy in an object's directory.
@@ -111,7 +112,7 @@ impl<K: Placed> Stage<K> for Record {
         if let Some(dir) = K::state_dir(&cx.world.paths, object) {
             remove_empty_tree(&dir)?;
         }
-        cx.world.trash.bury(&K::dir(&cx.world.paths, object))?;
+        cx.world.trash.bury(&K::dir(&cx.world.paths, object)).map_err(images::failed("trash"))?;
         Ok(Undone::Done)
     }
 }

@@ -28,7 +28,7 @@ impl Stage<ImageKind> for Layers {
     async fn observe(cx: &Context, object: &Image) -> Result<Have> {
         let missing = match manifest(cx, object).await? {
             Some(loaded) => {
-                let chain: Vec<String> = loaded.chain.iter().map(ToString::to_string).collect();
+                let chain: Vec<String> = loaded.chain_ids.iter().map(ToString::to_string).collect();
                 cx.world.images.missing(&chain).await?
             }
             None => 0,
@@ -50,7 +50,7 @@ impl Stage<ImageKind> for Layers {
     async fn act(cx: &Context, object: &Image, _: &Step) -> Result<()> {
         let Some(loaded) = manifest(cx, object).await? else { return Ok(()) };
         cx.world.images.unpack(loaded.descriptor.digest().as_ref()).await?;
-        tracing::info!(layers = loaded.chain.len(), "image unpacked");
+        tracing::info!(layers = loaded.chain_ids.len(), "image unpacked");
         Ok(())
     }
 

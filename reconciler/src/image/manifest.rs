@@ -256,6 +256,17 @@ pub fn load(content: &Content, start: &Descriptor, platform: &Platform) -> Resul
     })
 }
 
+/// Reads the image whose manifest or index has this digest.
+pub fn by_digest(content: &Content, digest: &str) -> Result<Loaded> {
+    let digest = Digest::from_str(digest).map_err(|e| Error::invalid(digest, e))?;
+    let bytes = content.read(&digest)?;
+    let media_type = match parse(digest.as_ref(), None, &bytes)? {
+        Document::Manifest(manifest) => manifest.media_type().clone().unwrap_or(MediaType::ImageManifest),
+        Document::Index(index) => index.media_type().clone().unwrap_or(MediaType::ImageIndex),
+    };
+    load(content, &Descriptor::new(media_type, bytes.len() as u64, digest), &Platform::host())
+}
+
 fn diff_ids(at: &Descriptor, manifest: &ImageManifest, configuration: &ImageConfiguration) -> Result<Vec<Digest>> {
     let ids = configuration.rootfs().diff_ids();
     if ids.len() != manifest.layers().len() {

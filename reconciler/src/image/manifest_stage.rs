@@ -65,7 +65,7 @@ impl Stage<ImageKind> for Manifest {
         status.digest = have.digest.clone();
         status.manifest_digest = loaded.descriptor.digest().to_string();
         status.size = loaded.size();
-        status.chain_ids = loaded.chain.iter().map(ToString::to_string).collect();
+        status.chain_ids = loaded.chain_ids.iter().map(ToString::to_string).collect();
         status.config = loaded.config();
     }
 

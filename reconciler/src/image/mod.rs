@@ -10,6 +10,7 @@
 //! in.
 
 pub mod builtin;
+pub mod collect;
 mod layers;
 mod manifest_stage;
 

@@ -10,7 +10,8 @@ use state::{Condition, Meta};
 
 use crate::engine::controller::Next;
 use crate::engine::{Context, conditions};
-use crate::error::Result;
+use crate::container::spec::HostFacts;
+use crate::error::{Error, Result};
 
 /// How often disk usage of the image store is counted while somebody runs the daemon.
 const SAMPLE: Duration = Duration::from_secs(10);
@@ -43,7 +44,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     });
     all.extend(store_conditions(cx.opened.clone()));
     conditions::keep_since(&mut all, &old.conditions, now);
-    let host = cx.world.host.get()?;
+    let host = HostFacts::read().map_err(std::io::Error::other).map_err(Error::io("look at", "the host"))?;
     let (bytes, inodes) = cx.world.images.usage().await?;
     let status = NodeStatus {
         observed_generation: object.meta.generation,
@@ -56,7 +57,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         image_inodes: inodes,
         image_sampled: now,
         network: cx.world.network.describe(),
-        recursive_read_only: host.recursive_read_only,
+        recursive_read_only: host.recursive_read_only(),
         user_namespaces: false,
     };
     let same = NodeStatus { image_sampled: old.image_sampled, ..status.clone() } == *old;

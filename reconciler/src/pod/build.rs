@@ -66,7 +66,7 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
 
 /// The image's id, once it is here; its record is made if there is none.
 async fn image(cx: &Context, text: &str) -> Result<String> {
-    let reference = state::reference::normalize(text).map_err(|e| Error::Refused(format!("image {text:?}: {e}")))?;
+    let reference = state::reference::Reference::parse(text, "image")?;
     let name = reference.to_string();
     let Some(image) = cx.store.by_name::<ImageKind>(&name) else {
         let meta = Meta { name: name.clone(), ..Meta::default() };

@@ -50,7 +50,7 @@ impl World {
             clock: Clock::read()?,
             shims: Shims::new(paths.clone(), shim.clone(), shim_cgroup),
             runs: RunWatch::new()?,
-            trash: Trash::new(&paths.root)?,
+            trash: Trash::open(&paths.root).map_err(linux::images::failed("trash"))?,
             images: Images::open(&paths.root, shim)?,
             network: Network::new(network)?,
             cgroups,

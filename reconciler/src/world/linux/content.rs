@@ -191,7 +191,7 @@ impl Content {
         self.dir.join("blobs/sha256")
     }
 
-    fn blob_path(&self, digest: &Digest) -> Result<PathBuf> {
+    pub fn blob_path(&self, digest: &Digest) -> Result<PathBuf> {
         Ok(self.blobs().join(hex_of(digest)?))
     }
 

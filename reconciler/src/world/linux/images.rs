@@ -1,13 +1,16 @@
 //! The image store as one part of the world: content, unpacked layers, the built-in image.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::content::{self, Content};
 use super::layers::Layers;
 use super::unpack::Limits;
 use crate::error::{Class, Error, Result};
-use crate::image::manifest::{ChainId, Loaded};
+use crate::image::manifest::{self, ChainId, Loaded};
 
 pub struct Images {
     store: Arc<Inner>,
@@ -65,7 +68,7 @@ impl Images {
     /// The parsed manifest and configuration, if they are here.
     pub async fn load(&self, digest: &str) -> Result<Option<Loaded>> {
         let wanted = digest.to_owned();
-        self.work(digest, move |store| match Loaded::read(&store.content, &wanted) {
+        self.work(digest, move |store| match manifest::by_digest(&store.content, &wanted) {
             Err(content::Error::NotFound(_)) => Ok(None),
             other => other.map(Some),
         })
@@ -93,10 +96,30 @@ impl Images {
     pub async fn unpack(&self, manifest: &str) -> Result<()> {
         let wanted = manifest.to_owned();
         self.work(manifest, move |store| {
-            let loaded = Loaded::read(&store.content, &wanted)?;
+            let loaded = manifest::by_digest(&store.content, &wanted)?;
             store.layers.ensure(&store.content, &loaded).map(drop)
         })
         .await
+    }
+
+    /// Bytes and inodes of content and unpacked layers.
+    pub async fn usage(&self) -> Result<(u64, u64)> {
+        self.work("store", |store| {
+            let (content, layers) = (store.content.usage()?, store.layers.usage()?);
+            Ok((content.bytes + layers.bytes, content.inodes + layers.inodes))
+        })
+        .await
+    }
+
+    /// Removes blobs that these manifests do not reach, and layers that are not among `layers`, unless younger than
+    /// `grace`. Answers how many went.
+    pub async fn collect(
+        &self,
+        manifests: BTreeSet<String>,
+        layers: BTreeSet<String>,
+        grace: Duration,
+    ) -> Result<usize> {
+        self.work("store", move |store| store.collect(&manifests, &layers, grace)).await
     }
 
     /// The trees of these layers, top first, for an overlay.
@@ -105,7 +128,40 @@ impl Images {
     }
 }
 
+impl Inner {
+    fn collect(&self, manifests: &BTreeSet<String>, layers: &BTreeSet<String>, grace: Duration) -> content::Result<usize> {
+        let mut blobs: BTreeSet<String> = manifests.clone();
+        for digest in manifests {
+            match manifest::by_digest(&self.content, digest) {
+                Ok(loaded) => blobs.extend(loaded.blobs().map(|blob| blob.digest().to_string())),
+                Err(content::Error::NotFound(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let old = |path: &Path| {
+            let age = path.metadata().and_then(|meta| meta.modified()).ok().and_then(|at| at.elapsed().ok());
+            age.is_some_and(|age| age > grace)
+        };
+        let mut removed = 0;
+        for (digest, _) in self.content.list_blobs()? {
+            if !blobs.contains(digest.as_ref()) && old(&self.content.blob_path(&digest)?) {
+                self.content.remove_blob(&digest)?;
+                removed += 1;
+            }
+        }
+        for (chain, _) in self.layers.list()? {
+            if !layers.contains(chain.as_ref()) && old(self.layers.fs(&chain).parent().unwrap_or(Path::new("/"))) {
+                self.layers.remove(&chain)?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+}
+
 fn parse(chain_ids: &[String]) -> Result<Vec<ChainId>> {
-    let parse = |text: &String| ChainId::parse(text).map_err(failed(text));
+    let parse = |text: &String| {
+        ChainId::from_str(text).map_err(|e| content::Error::invalid(text, e)).map_err(failed(text))
+    };
     chain_ids.iter().map(parse).collect()
 }

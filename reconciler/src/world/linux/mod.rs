@@ -1,3 +1,19 @@
 //! The world of a real Linux node.
+
+pub mod archive;
+pub mod cgroup;
+pub mod clock;
+pub mod content;
+pub mod files;
+pub mod images;
+pub mod layers;
+pub mod links;
+pub mod mounts;
 pub mod netns;
 pub mod network;
+pub mod passwd;
+pub mod shims;
+pub mod trash;
+pub mod unpack;
+pub mod watch;
+mod xattr;

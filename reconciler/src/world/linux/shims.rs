@@ -60,8 +60,8 @@ impl Shims {
             }
             *slot = None;
         }
-        let connect = Client::connect(&self.paths.shim(sandbox).to_owned());
-        let client = tokio::time::timeout(ASK, async { connect.await }).await.ok()?.ok()?;
+        let dir = self.paths.shim(sandbox);
+        let client = tokio::time::timeout(ASK, Client::connect(&dir)).await.ok()?.ok()?;
         self.watch(sandbox, client.clone());
         *slot = Some(client.clone());
         Some(client)

@@ -23,9 +23,10 @@ use super::unpack::tar::printable;
 /// Directories open at once. Deeper ones are renamed up instead of descended into.
 const DEPTH: usize = 64;
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Trash {
     dir: PathBuf,
+    bell: tokio::sync::Notify,
 }
 
 impl Trash {
@@ -33,15 +34,20 @@ impl Trash {
     pub fn open(root: &Path) -> Result<Trash> {
         let dir = root.join("trash");
         fs::create_dir_all(&dir).map_err(Error::io("create directory", dir.display()))?;
-        Ok(Trash { dir })
+        Ok(Trash { dir, bell: tokio::sync::Notify::new() })
     }
 
     /// Renames `path` into the trash; absent is success.
     pub fn bury(&self, path: &Path) -> Result<()> {
         match fs::rename(path, self.dir.join(token())) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(Error::io("move into the trash", path.display())),
+            other => other.map(|()| self.bell.notify_one()).map_err(Error::io("move into the trash", path.display())),
         }
+    }
+
+    /// Until something was buried since the last call.
+    pub async fn buried(&self) {
+        self.bell.notified().await;
     }
 
     /// Deletes what is in the trash; answers how many trees are gone. A tree that cannot go wholly (it holds a mount

@@ -4,7 +4,7 @@
 //! time only: every pass reads the record itself.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -71,11 +71,12 @@ async fn pump(
     watches: Arc<Mutex<HashMap<WatchDescriptor, PathBuf>>>,
     changed: broadcast::Sender<PathBuf>,
 ) {
-    let Ok(fd) = inotify.as_fd().try_clone_to_owned().and_then(AsyncFd::new) else {
+    // SAFETY: the descriptor is a fresh duplicate that the AsyncFd owns for as long as it is registered.
+    let register = |fd| unsafe { AsyncFd::register(fd) };
+    let Ok(fd) = inotify.as_fd().try_clone_to_owned().and_then(register) else {
         tracing::error!("cannot watch run records: exits are noticed at the next resync only");
         return;
     };
-    debug_assert!(fd.as_raw_fd() >= 0);
     loop {
         let Ok(mut ready) = fd.readable().await else { return };
         let events = match inotify.read_events() {

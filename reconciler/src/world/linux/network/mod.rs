@@ -21,7 +21,7 @@ use std::sync::{PoisonError, RwLock};
 use serde::{Deserialize, Serialize};
 
 pub mod attachment;
-mod bridge;
+pub mod bridge;
 mod builtin;
 mod cidr;
 mod cni;
@@ -194,6 +194,14 @@ impl Network {
             builtin,
             refusal: RwLock::default(),
         })
+    }
+
+    /// The configuration in use, for verbose status.
+    pub fn describe(&self) -> serde_json::Value {
+        match self.configured.get() {
+            Ok(list) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "conflist": list.raw }),
+            Err(why) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "lastCNILoadStatus": why }),
+        }
     }
 
     /// At start, once: makes the bridge's table, held ports and relays anew from the attachments on disk.

@@ -1,0 +1,275 @@
+//! `RuntimeService` of the CRI: every RPC in one place, each handed to the file of its family.
+
+mod container;
+mod exec;
+mod lists;
+mod node;
+mod sandbox;
+mod verbose;
+
+/// Messages, servers and clients generated from `proto/runtime.v1.proto`.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("runtime.v1");
+}
+
+use tonic::Request;
+
+use crate::answer::{Answer, Answers, answer, bounded, chunked, not_yet};
+use crate::call::Call;
+use crate::services::Services;
+
+const NO_STREAMING: &str = "the streaming server is missing; ExecSync works";
+const NO_STATS: &str = "cgroup statistics are not sampled";
+const NO_METRICS: &str = "cgroup metrics are not sampled";
+const NO_CHECKPOINT: &str = "checkpoints are not supported";
+const NO_EVENTS: &str = "poll the lists instead";
+
+#[tonic::async_trait]
+impl v1::runtime_service_server::RuntimeService for Services {
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Answer<v1::VersionResponse> {
+        answer(Ok(node::version(self)))
+    }
+
+    async fn run_pod_sandbox(&self, request: Request<v1::RunPodSandboxRequest>) -> Answer<v1::RunPodSandboxResponse> {
+        let (call, request) = Call::open(request);
+        answer(sandbox::run(self, &call, request).await)
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<v1::StopPodSandboxRequest>,
+    ) -> Answer<v1::StopPodSandboxResponse> {
+        let (call, request) = Call::open(request);
+        answer(sandbox::stop(self, &call, request).await)
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<v1::RemovePodSandboxRequest>,
+    ) -> Answer<v1::RemovePodSandboxResponse> {
+        let (call, request) = Call::open(request);
+        answer(sandbox::remove(self, &call, request).await)
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<v1::PodSandboxStatusRequest>,
+    ) -> Answer<v1::PodSandboxStatusResponse> {
+        answer(sandbox::status(self, request.into_inner()))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<v1::ListPodSandboxRequest>,
+    ) -> Answer<v1::ListPodSandboxResponse> {
+        answer(
+            lists::sandboxes(self, request.into_inner().filter)
+                .and_then(|items| bounded("ListPodSandbox", v1::ListPodSandboxResponse { items })),
+        )
+    }
+
+    type StreamPodSandboxesStream = Answers<v1::StreamPodSandboxesResponse>;
+
+    async fn stream_pod_sandboxes(
+        &self,
+        request: Request<v1::StreamPodSandboxesRequest>,
+    ) -> Answer<Self::StreamPodSandboxesStream> {
+        answer(
+            lists::sandboxes(self, request.into_inner().filter)
+                .map(|all| chunked(all, |pod_sandboxes| v1::StreamPodSandboxesResponse { pod_sandboxes })),
+        )
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<v1::CreateContainerRequest>,
+    ) -> Answer<v1::CreateContainerResponse> {
+        let (call, request) = Call::open(request);
+        answer(container::create(self, &call, request).await)
+    }
+
+    async fn start_container(&self, request: Request<v1::StartContainerRequest>) -> Answer<v1::StartContainerResponse> {
+        let (call, request) = Call::open(request);
+        answer(container::start(self, &call, request).await)
+    }
+
+    async fn stop_container(&self, request: Request<v1::StopContainerRequest>) -> Answer<v1::StopContainerResponse> {
+        let (call, request) = Call::open(request);
+        answer(container::stop(self, &call, request).await)
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<v1::RemoveContainerRequest>,
+    ) -> Answer<v1::RemoveContainerResponse> {
+        let (call, request) = Call::open(request);
+        answer(container::remove(self, &call, request).await)
+    }
+
+    async fn list_containers(&self, request: Request<v1::ListContainersRequest>) -> Answer<v1::ListContainersResponse> {
+        answer(
+            lists::containers(self, request.into_inner().filter)
+                .and_then(|containers| bounded("ListContainers", v1::ListContainersResponse { containers })),
+        )
+    }
+
+    type StreamContainersStream = Answers<v1::StreamContainersResponse>;
+
+    async fn stream_containers(
+        &self,
+        request: Request<v1::StreamContainersRequest>,
+    ) -> Answer<Self::StreamContainersStream> {
+        answer(
+            lists::containers(self, request.into_inner().filter)
+                .map(|all| chunked(all, |containers| v1::StreamContainersResponse { containers })),
+        )
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<v1::ContainerStatusRequest>,
+    ) -> Answer<v1::ContainerStatusResponse> {
+        answer(container::status(self, request.into_inner()))
+    }
+
+    async fn update_container_resources(
+        &self,
+        request: Request<v1::UpdateContainerResourcesRequest>,
+    ) -> Answer<v1::UpdateContainerResourcesResponse> {
+        let (call, request) = Call::open(request);
+        answer(container::update_resources(self, &call, request).await)
+    }
+
+    async fn reopen_container_log(
+        &self,
+        request: Request<v1::ReopenContainerLogRequest>,
+    ) -> Answer<v1::ReopenContainerLogResponse> {
+        let (call, request) = Call::open(request);
+        answer(container::reopen_log(self, &call, request).await)
+    }
+
+    async fn exec_sync(&self, request: Request<v1::ExecSyncRequest>) -> Answer<v1::ExecSyncResponse> {
+        let (call, request) = Call::open(request);
+        answer(exec::sync(self, &call, request).await)
+    }
+
+    async fn exec(&self, _: Request<v1::ExecRequest>) -> Answer<v1::ExecResponse> {
+        not_yet("Exec", NO_STREAMING)
+    }
+
+    async fn attach(&self, _: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
+        not_yet("Attach", NO_STREAMING)
+    }
+
+    async fn port_forward(&self, _: Request<v1::PortForwardRequest>) -> Answer<v1::PortForwardResponse> {
+        not_yet("PortForward", NO_STREAMING)
+    }
+
+    async fn container_stats(&self, _: Request<v1::ContainerStatsRequest>) -> Answer<v1::ContainerStatsResponse> {
+        not_yet("ContainerStats", NO_STATS)
+    }
+
+    async fn list_container_stats(
+        &self,
+        _: Request<v1::ListContainerStatsRequest>,
+    ) -> Answer<v1::ListContainerStatsResponse> {
+        not_yet("ListContainerStats", NO_STATS)
+    }
+
+    type StreamContainerStatsStream = Answers<v1::StreamContainerStatsResponse>;
+
+    async fn stream_container_stats(
+        &self,
+        _: Request<v1::StreamContainerStatsRequest>,
+    ) -> Answer<Self::StreamContainerStatsStream> {
+        not_yet("StreamContainerStats", NO_STATS)
+    }
+
+    async fn pod_sandbox_stats(&self, _: Request<v1::PodSandboxStatsRequest>) -> Answer<v1::PodSandboxStatsResponse> {
+        not_yet("PodSandboxStats", NO_STATS)
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        _: Request<v1::ListPodSandboxStatsRequest>,
+    ) -> Answer<v1::ListPodSandboxStatsResponse> {
+        not_yet("ListPodSandboxStats", NO_STATS)
+    }
+
+    type StreamPodSandboxStatsStream = Answers<v1::StreamPodSandboxStatsResponse>;
+
+    async fn stream_pod_sandbox_stats(
+        &self,
+        _: Request<v1::StreamPodSandboxStatsRequest>,
+    ) -> Answer<Self::StreamPodSandboxStatsStream> {
+        not_yet("StreamPodSandboxStats", NO_STATS)
+    }
+
+    async fn update_runtime_config(
+        &self,
+        request: Request<v1::UpdateRuntimeConfigRequest>,
+    ) -> Answer<v1::UpdateRuntimeConfigResponse> {
+        answer(node::update_config(self, request.into_inner()).await)
+    }
+
+    async fn status(&self, request: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
+        answer(node::status(self, &request.into_inner()))
+    }
+
+    async fn checkpoint_container(
+        &self,
+        _: Request<v1::CheckpointContainerRequest>,
+    ) -> Answer<v1::CheckpointContainerResponse> {
+        not_yet("CheckpointContainer", NO_CHECKPOINT)
+    }
+
+    async fn checkpoint_pod(&self, _: Request<v1::CheckpointPodRequest>) -> Answer<v1::CheckpointPodResponse> {
+        not_yet("CheckpointPod", NO_CHECKPOINT)
+    }
+
+    async fn restore_pod(&self, _: Request<v1::RestorePodRequest>) -> Answer<v1::RestorePodResponse> {
+        not_yet("RestorePod", NO_CHECKPOINT)
+    }
+
+    type GetContainerEventsStream = Answers<v1::ContainerEventResponse>;
+
+    async fn get_container_events(&self, _: Request<v1::GetEventsRequest>) -> Answer<Self::GetContainerEventsStream> {
+        not_yet("GetContainerEvents", NO_EVENTS)
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        _: Request<v1::ListMetricDescriptorsRequest>,
+    ) -> Answer<v1::ListMetricDescriptorsResponse> {
+        not_yet("ListMetricDescriptors", NO_METRICS)
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        _: Request<v1::ListPodSandboxMetricsRequest>,
+    ) -> Answer<v1::ListPodSandboxMetricsResponse> {
+        not_yet("ListPodSandboxMetrics", NO_METRICS)
+    }
+
+    type StreamPodSandboxMetricsStream = Answers<v1::StreamPodSandboxMetricsResponse>;
+
+    async fn stream_pod_sandbox_metrics(
+        &self,
+        _: Request<v1::StreamPodSandboxMetricsRequest>,
+    ) -> Answer<Self::StreamPodSandboxMetricsStream> {
+        not_yet("StreamPodSandboxMetrics", NO_METRICS)
+    }
+
+    async fn runtime_config(&self, _: Request<v1::RuntimeConfigRequest>) -> Answer<v1::RuntimeConfigResponse> {
+        answer(Ok(node::runtime_config()))
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: Request<v1::UpdatePodSandboxResourcesRequest>,
+    ) -> Answer<v1::UpdatePodSandboxResourcesResponse> {
+        let (call, request) = Call::open(request);
+        answer(sandbox::update_resources(self, &call, request).await)
+    }
+}

@@ -1,0 +1,206 @@
+//! What every handler has at hand: the store, the settings, and how an id becomes a record.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use futures::future::BoxFuture;
+use state::container::{ContainerKind, ContainerPhase};
+use state::node::{LOCAL, NodeKind};
+use state::sandbox::{SandboxKind, SandboxPhase};
+use state::{Container, Kind, Node, Object, PodSandbox, Store, Truth};
+use tokio::sync::{RwLock, watch};
+use tonic::Code;
+
+use crate::error::{Error, Result};
+
+/// What a pass over everything did, or would do.
+#[derive(Clone, Debug, Default)]
+pub struct OnceReport {
+    pub report: serde_json::Value,
+    /// 0 clean, 10 repaired (or to be), 20 needs a human, 30 failed.
+    pub exit_code: i32,
+}
+
+/// Asks the loop for a pass (`true`: for its plan only); the binary supplies it.
+pub type OnceHook = Arc<dyn Fn(bool) -> BoxFuture<'static, Result<OnceReport, String>> + Send + Sync>;
+
+/// Settings of the services.
+#[derive(Clone)]
+pub struct Config {
+    /// Semantic version of the runtime.
+    pub version: String,
+    /// Names that `runtime_handler` may have beside the empty one.
+    pub handlers: Vec<String>,
+    /// Told in the verbose Status; other tools read it there.
+    pub sandbox_image: String,
+    /// `SupplementalGroupsPolicy` is honoured.
+    pub supplemental_groups_policy: bool,
+    /// User namespaces work for pods on the host's network.
+    pub user_namespaces_host_network: bool,
+    /// `Mount.mount_options` is honoured.
+    pub mount_options: bool,
+    pub once: Option<OnceHook>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            handlers: Vec::new(),
+            sandbox_image: String::new(),
+            supplemental_groups_policy: true,
+            user_namespaces_host_network: false,
+            mount_options: true,
+            once: None,
+        }
+    }
+}
+
+/// How often one method ended with one code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Count {
+    /// `/package.Service/Method`
+    pub method: String,
+    pub code: Code,
+    pub calls: u64,
+}
+
+/// The services over one store; clones share everything.
+#[derive(Clone)]
+pub struct Services {
+    pub(crate) store: Store,
+    pub(crate) config: Arc<Config>,
+    /// Delivering (many at a time) against withdrawing (alone): what was given to a caller is never taken back.
+    pub(crate) settle: Arc<RwLock<()>>,
+    /// Becomes true when the server stops; streams and waits end then.
+    pub(crate) closing: watch::Receiver<bool>,
+    counts: Arc<Mutex<BTreeMap<(String, i32), u64>>>,
+}
+
+impl Services {
+    /// Services over `store`, to be given to [`crate::serve`] together with the end signal `closing`.
+    pub fn new(store: Store, config: Config, closing: watch::Receiver<bool>) -> Services {
+        Services {
+            store,
+            config: Arc::new(config),
+            settle: Arc::default(),
+            closing,
+            counts: Arc::default(),
+        }
+    }
+
+    /// Calls so far by method and code, for metrics.
+    pub fn counts(&self) -> Vec<Count> {
+        let counts = self.counts.lock().map(|c| c.clone()).unwrap_or_default();
+        let count = |((method, code), calls)| Count {
+            method,
+            code: Code::from_i32(code),
+            calls,
+        };
+        counts.into_iter().map(count).collect()
+    }
+
+    pub(crate) fn count(&self, method: &str, code: Code) {
+        if let Ok(mut counts) = self.counts.lock() {
+            *counts.entry((method.to_owned(), code.into())).or_default() += 1;
+        }
+    }
+
+    /// Ends when the server stops (or its owner is gone).
+    pub(crate) async fn closed(&self) {
+        // An error means that the sender is gone, which is an end as well.
+        let _ = self.closing.clone().wait_for(|closing| *closing).await;
+    }
+
+    pub(crate) fn node(&self) -> Option<Arc<Node>> {
+        self.store.by_name::<NodeKind>(LOCAL)
+    }
+
+    /// Has the first look at the node been taken? Until then nothing is answered from statuses.
+    pub(crate) fn ready(&self) -> Result<()> {
+        let ready = self.node().and_then(|node| {
+            let ready = node.status.conditions.iter().find(|c| c.stage == "Ready")?;
+            Some((ready.status == Truth::True, ready.message.clone()))
+        });
+        match ready {
+            Some((true, _)) => Ok(()),
+            Some((false, message)) if !message.is_empty() => {
+                Err(Error::Unavailable(format!("not ready yet: {message}")))
+            }
+            _ => Err(Error::Unavailable(
+                "not ready yet: still looking at what runs on this node".into(),
+            )),
+        }
+    }
+
+    /// The visible sandbox of a request's id or unique prefix.
+    pub(crate) fn sandbox(&self, field: &str, id: &str) -> Result<Arc<PodSandbox>> {
+        self.find::<SandboxKind>("sandbox", field, id, sandbox_visible)
+    }
+
+    /// The visible container of a request's id or unique prefix.
+    pub(crate) fn container(&self, field: &str, id: &str) -> Result<Arc<Container>> {
+        self.find::<ContainerKind>("container", field, id, container_visible)
+    }
+
+    fn find<K: Kind>(
+        &self,
+        what: &'static str,
+        field: &str,
+        id: &str,
+        visible: fn(&Object<K>) -> bool,
+    ) -> Result<Arc<Object<K>>> {
+        if id.is_empty() {
+            return Err(Error::invalid(field, "must not be empty"));
+        }
+        let missing = || Error::NotFound {
+            what,
+            id: format!("{id:.100}"),
+        };
+        let found = match self.store.get::<K>(id) {
+            Some(found) => Ok(found),
+            None => self.store.resolve::<K>(id),
+        };
+        match found {
+            Ok(object) if visible(&object) => Ok(object),
+            Ok(_) | Err(state::Error::NotFound { .. }) => Err(missing()),
+            Err(state::Error::Ambiguous { .. }) => Err(Error::invalid(
+                field,
+                format!("{id:.100} is the beginning of more than one {what} id"),
+            )),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sandboxes as the CRI shows them, newest first.
+    pub(crate) fn sandboxes(&self) -> Vec<Arc<PodSandbox>> {
+        let mut all = self.store.list::<SandboxKind>();
+        all.retain(|sandbox| sandbox_visible(sandbox));
+        all
+    }
+
+    /// Containers as the CRI shows them, newest first.
+    pub(crate) fn containers(&self) -> Vec<Arc<Container>> {
+        let mut all = self.store.list::<ContainerKind>();
+        all.retain(|container| container_visible(container));
+        all
+    }
+}
+
+/// A create on trial is hidden until its goal holds, lest the client start the next attempt beside it.
+fn sandbox_visible(sandbox: &PodSandbox) -> bool {
+    sandbox.meta.delivered() || (sandbox.status.phase == SandboxPhase::Ready && !sandbox.meta.deleted())
+}
+
+fn container_visible(container: &Container) -> bool {
+    let made = !matches!(
+        container.status.phase,
+        ContainerPhase::Unknown | ContainerPhase::Pending
+    );
+    container.meta.delivered() || (made && !container.meta.deleted())
+}
+
+/// `namespace/name`, for logs and errors.
+pub(crate) fn pod_of(sandbox: &PodSandbox) -> String {
+    format!("{}/{}", sandbox.spec.pod.namespace, sandbox.spec.pod.name)
+}
