@@ -154,7 +154,7 @@ pub async fn plan(cx: &Arc<Context>) -> Result<Vec<Planned>> {
 }
 
 /// What a single run did and left.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Report {
     pub done: Vec<Planned>,
     /// Could not be done now, but may be later.
@@ -184,7 +184,8 @@ impl Report {
 /// More rounds than any chain of dependencies (pod, sandbox, container, and back) needs.
 const ROUNDS: usize = 32;
 
-async fn once(cx: &Arc<Context>) -> Result<Report> {
+/// Passes until nothing changes, then sweeps.
+pub async fn once(cx: &Arc<Context>) -> Result<Report> {
     let mut report = Report::default();
     for _ in 0..ROUNDS {
         let mut all = Report::default();

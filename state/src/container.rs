@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::check;
 use crate::condition::Condition;
 use crate::error::{Error, Result};
 use crate::resource::{Kind, Meta, Object};
@@ -216,6 +217,37 @@ pub struct ContainerSecurity {
     pub apparmor: Option<Profile>,
 }
 
+impl ContainerSecurity {
+    pub(crate) fn validate(&self, at: &str) -> Result<()> {
+        check::namespaces(&format!("{at}.namespaces"), &self.namespaces, true)?;
+        let named = !self.run_as_username.is_empty();
+        check::identity(
+            at,
+            self.run_as_user,
+            named,
+            self.run_as_group,
+            &self.supplemental_groups,
+        )?;
+        for (field, names) in [
+            ("addCapabilities", &self.add_capabilities),
+            ("dropCapabilities", &self.drop_capabilities),
+            ("addAmbientCapabilities", &self.add_ambient_capabilities),
+        ] {
+            check::capabilities(&format!("{at}.{field}"), names)?;
+        }
+        for (field, paths) in [
+            ("maskedPaths", &self.masked_paths),
+            ("readonlyPaths", &self.readonly_paths),
+        ] {
+            for (i, path) in paths.iter().enumerate() {
+                check::absolute(&format!("{at}.{field}[{i}]"), path)?;
+            }
+        }
+        check::profile(&format!("{at}.seccomp"), self.seccomp.as_ref(), true)?;
+        check::profile(&format!("{at}.apparmor"), self.apparmor.as_ref(), false)
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContainerPhase {
     /// Not looked at yet.
@@ -274,29 +306,21 @@ impl Kind for ContainerKind {
     type Status = ContainerStatus;
 
     fn validate(_: &Meta, spec: &ContainerSpec) -> Result<()> {
-        for (field, value) in [("sandbox", &spec.sandbox), ("name", &spec.name)] {
-            if value.is_empty() {
-                return Err(Error::invalid(format!("spec.{field}"), "must not be empty"));
-            }
+        check::text("spec.sandbox", &spec.sandbox)?;
+        check::text("spec.name", &spec.name)?;
+        check::text("spec.image.requested", &spec.image.requested)?;
+        check::arguments("spec.command", &spec.command)?;
+        check::arguments("spec.args", &spec.args)?;
+        if spec.working_dir.contains('\0') {
+            return Err(Error::invalid("spec.workingDir", "must not hold a NUL"));
         }
-        if spec.image.requested.is_empty() {
-            return Err(Error::invalid("spec.image.requested", "must not be empty"));
-        }
-        for (i, mount) in spec.mounts.iter().enumerate() {
-            if !mount.container_path.starts_with('/') {
-                return Err(Error::invalid(
-                    format!("spec.mounts[{i}].containerPath"),
-                    "must be an absolute path",
-                ));
-            }
-            if mount.image.is_none() && !mount.host_path.starts_with('/') {
-                return Err(Error::invalid(
-                    format!("spec.mounts[{i}].hostPath"),
-                    "must be an absolute path",
-                ));
-            }
-        }
-        Ok(())
+        check::environment("spec.env", &spec.env)?;
+        check::mounts("spec.mounts", &spec.mounts)?;
+        check::devices("spec.devices", &spec.devices)?;
+        check::inside("spec.logPath", &spec.log_path)?;
+        check::resources("spec.resources", &spec.resources)?;
+        check::signal("spec.stopSignal", &spec.stop_signal)?;
+        spec.security.validate("spec.security")
     }
 
     fn same_wish(a: &ContainerSpec, b: &ContainerSpec) -> bool {

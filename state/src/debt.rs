@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check;
 use crate::condition::Condition;
 use crate::error::Result;
 use crate::resource::{Kind, Meta, Object};
@@ -41,7 +42,8 @@ impl Kind for DebtKind {
     type Spec = DebtSpec;
     type Status = DebtStatus;
 
-    fn validate(_: &Meta, _: &DebtSpec) -> Result<()> {
-        Ok(())
+    fn validate(_: &Meta, spec: &DebtSpec) -> Result<()> {
+        check::text("spec.part", &spec.part)?;
+        check::text("spec.object", &spec.object)
     }
 }

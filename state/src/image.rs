@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check;
 use crate::condition::Condition;
 use crate::error::{Error, Result};
 use crate::resource::{Kind, Meta, Object};
@@ -86,9 +87,20 @@ impl Kind for ImageKind {
     type Spec = ImageSpec;
     type Status = ImageStatus;
 
-    fn validate(meta: &Meta, _: &ImageSpec) -> Result<()> {
-        if meta.name.is_empty() {
-            return Err(Error::invalid("metadata.name", "must be an image reference"));
+    fn validate(meta: &Meta, spec: &ImageSpec) -> Result<()> {
+        check::text("metadata.name", &meta.name)?;
+        if meta.name.contains(char::is_whitespace) {
+            return Err(Error::invalid(
+                "metadata.name",
+                "must be an image reference, without spaces",
+            ));
+        }
+        if let ImageSource::Archive { manifest_digest } = &spec.source {
+            let hex = manifest_digest.strip_prefix("sha256:").unwrap_or_default();
+            if hex.len() != 64 || !hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+                let problem = format!("{manifest_digest:?} is not sha256: and 64 hex digits");
+                return Err(Error::invalid("spec.source.archive.manifestDigest", problem));
+            }
         }
         Ok(())
     }

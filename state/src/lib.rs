@@ -28,6 +28,7 @@ pub mod session;
 pub mod store;
 pub mod yaml;
 
+mod check;
 mod durable;
 mod guard;
 mod index;

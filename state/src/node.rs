@@ -1,9 +1,11 @@
 //! Node: what is true of this machine as a whole; one record, named `local`.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::resource::{Kind, Meta, Object};
 
 pub type Node = Object<NodeKind>;
@@ -51,7 +53,25 @@ impl Kind for NodeKind {
     type Spec = NodeSpec;
     type Status = NodeStatus;
 
-    fn validate(_: &Meta, _: &NodeSpec) -> Result<()> {
+    fn validate(meta: &Meta, spec: &NodeSpec) -> Result<()> {
+        if meta.name != LOCAL {
+            return Err(Error::invalid("metadata.name", format!("the only node is {LOCAL:?}")));
+        }
+        for cidr in spec.pod_cidr.split(',').map(str::trim).filter(|cidr| !cidr.is_empty()) {
+            let valid = cidr
+                .split_once('/')
+                .is_some_and(|(ip, bits)| match (ip.parse(), bits.parse::<u8>()) {
+                    (Ok(IpAddr::V4(_)), Ok(bits)) => bits <= 32,
+                    (Ok(IpAddr::V6(_)), Ok(bits)) => bits <= 128,
+                    _ => false,
+                });
+            if !valid {
+                return Err(Error::invalid(
+                    "spec.podCidr",
+                    format!("{cidr:?} is not a CIDR such as 10.1.0.0/24"),
+                ));
+            }
+        }
         Ok(())
     }
 }

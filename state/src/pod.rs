@@ -1,9 +1,10 @@
 //! Pod: what a user writes; its controller makes a sandbox and containers from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::check;
 use crate::condition::Condition;
 use crate::container::{ContainerSecurity, EnvVar, Resources};
 use crate::error::{Error, Result};
@@ -186,10 +187,127 @@ impl Kind for PodKind {
     type Spec = PodSpec;
     type Status = PodStatus;
 
-    fn validate(_: &Meta, spec: &PodSpec) -> Result<()> {
+    fn validate(meta: &Meta, spec: &PodSpec) -> Result<()> {
+        check::dns_subdomain("metadata.name", &meta.name)?;
+        if !meta.namespace.is_empty() {
+            check::dns_label("metadata.namespace", &meta.namespace)?;
+        }
         if spec.containers.is_empty() {
             return Err(Error::invalid("spec.containers", "at least one container is required"));
         }
+        if !spec.hostname.is_empty() {
+            check::dns_label("spec.hostname", &spec.hostname)?;
+        }
+        if spec.termination_grace_period_seconds < 0 {
+            return Err(Error::invalid(
+                "spec.terminationGracePeriodSeconds",
+                "must not be negative",
+            ));
+        }
+        spec.dns.as_ref().map_or(Ok(()), |dns| dns.validate("spec.dns"))?;
+        for (name, value) in &spec.sysctls {
+            check::sysctl("spec.sysctls", name, value, spec.host_network, spec.host_ipc)?;
+        }
+        spec.validate_volumes()?;
+        spec.validate_containers()
+    }
+}
+
+impl PodSpec {
+    fn validate_volumes(&self) -> Result<()> {
+        let mut names = HashSet::new();
+        for (i, volume) in self.volumes.iter().enumerate() {
+            let at = format!("spec.volumes[{i}]");
+            check::dns_label(&format!("{at}.name"), &volume.name)?;
+            if !names.insert(&volume.name) {
+                let problem = format!("{:?} is the name of another volume", volume.name);
+                return Err(Error::invalid(format!("{at}.name"), problem));
+            }
+            if let VolumeSource::HostPath { path, kind } = &volume.source {
+                check::absolute(&format!("{at}.hostPath.path"), path)?;
+                if !["", "DirectoryOrCreate", "Directory", "FileOrCreate", "File"].contains(&kind.as_str()) {
+                    let problem = format!("{kind:?} is none of DirectoryOrCreate, Directory, FileOrCreate, File");
+                    return Err(Error::invalid(format!("{at}.hostPath.type"), problem));
+                }
+            }
+        }
         Ok(())
+    }
+
+    fn validate_containers(&self) -> Result<()> {
+        let (mut names, mut host_ports) = (HashSet::new(), HashSet::new());
+        let lists = [
+            ("initContainers", &self.init_containers),
+            ("containers", &self.containers),
+        ];
+        for (list, containers) in lists {
+            for (i, container) in containers.iter().enumerate() {
+                let at = format!("spec.{list}[{i}]");
+                container.validate(&at, &self.volumes)?;
+                if !names.insert(&container.name) {
+                    let problem = format!("{:?} is the name of another container", container.name);
+                    return Err(Error::invalid(format!("{at}.name"), problem));
+                }
+                let restart = container.restart_policy;
+                if restart.is_some_and(|policy| list == "containers" || policy != RestartPolicy::Always) {
+                    let problem = "only Always is known, for an init container that goes on as a sidecar";
+                    return Err(Error::invalid(format!("{at}.restartPolicy"), problem));
+                }
+                for (j, port) in container.ports.iter().enumerate() {
+                    let field = format!("{at}.ports[{j}].hostPort");
+                    if port.host_port > 0 && !host_ports.insert((port.protocol, port.host_port, &port.host_ip)) {
+                        return Err(Error::invalid(field, format!("{} is asked for twice", port.host_port)));
+                    }
+                    if self.host_network && port.host_port > 0 && port.host_port != port.container_port {
+                        return Err(Error::invalid(field, "must equal containerPort in the host's network"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PodContainer {
+    fn validate(&self, at: &str, volumes: &[Volume]) -> Result<()> {
+        let field = |name: &str| format!("{at}.{name}");
+        check::dns_label(&field("name"), &self.name)?;
+        if self.image.is_empty() {
+            return Err(Error::invalid(field("image"), "is missing"));
+        }
+        check::text(&field("image"), &self.image)?;
+        check::arguments(&field("command"), &self.command)?;
+        check::arguments(&field("args"), &self.args)?;
+        if !self.working_dir.is_empty() {
+            check::absolute(&field("workingDir"), &self.working_dir)?;
+        }
+        check::environment(&field("env"), &self.env)?;
+        for (i, port) in self.ports.iter().enumerate() {
+            if port.container_port == 0 {
+                return Err(Error::invalid(
+                    field(&format!("ports[{i}].containerPort")),
+                    "must be 1 to 65535",
+                ));
+            }
+            check::host_ip(&field(&format!("ports[{i}].hostIP")), &port.host_ip)?;
+        }
+        let mut paths = HashSet::new();
+        for (i, mount) in self.volume_mounts.iter().enumerate() {
+            let field = |name: &str| format!("{at}.volumeMounts[{i}].{name}");
+            if !volumes.iter().any(|volume| volume.name == mount.name) {
+                return Err(Error::invalid(
+                    field("name"),
+                    format!("no volume is named {:?}", mount.name),
+                ));
+            }
+            check::absolute(&field("mountPath"), &mount.mount_path)?;
+            if !paths.insert(&mount.mount_path) {
+                return Err(Error::invalid(field("mountPath"), "another volume is mounted there"));
+            }
+            check::inside(&field("subPath"), &mount.sub_path)?;
+        }
+        check::resources(&field("resources"), &self.resources)?;
+        check::signal(&field("stopSignal"), &self.stop_signal)?;
+        self.security.validate(&field("security"))
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::check;
 use crate::condition::Condition;
 use crate::container::Resources;
 use crate::error::{Error, Result};
@@ -77,6 +78,26 @@ pub struct Dns {
     pub searches: Vec<String>,
     #[serde(default)]
     pub options: Vec<String>,
+}
+
+impl Dns {
+    /// Each entry becomes a word of resolv.conf(5).
+    pub(crate) fn validate(&self, at: &str) -> Result<()> {
+        for (field, list) in [
+            ("servers", &self.servers),
+            ("searches", &self.searches),
+            ("options", &self.options),
+        ] {
+            for (i, word) in list.iter().enumerate() {
+                let at = format!("{at}.{field}[{i}]");
+                check::text(&at, word)?;
+                if word.contains(char::is_whitespace) {
+                    return Err(Error::invalid(at, "must not hold spaces"));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -195,7 +216,7 @@ pub struct SeLinux {
 
 /// CRI `SecurityProfile`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, tag = "type")]
+#[serde(deny_unknown_fields, tag = "type")]
 pub enum Profile {
     RuntimeDefault,
     Unconfined,
@@ -249,12 +270,57 @@ impl Kind for SandboxKind {
             ("namespace", &spec.pod.namespace),
             ("uid", &spec.pod.uid),
         ] {
-            if value.is_empty() {
-                return Err(Error::invalid(format!("spec.pod.{field}"), "must not be empty"));
-            }
+            check::text(&format!("spec.pod.{field}"), value)?;
         }
-        if !spec.log_directory.is_empty() && !spec.log_directory.starts_with('/') {
-            return Err(Error::invalid("spec.logDirectory", "must be an absolute path"));
+        // HOST_NAME_MAX of the kernel.
+        if spec.hostname.len() > 64
+            || spec
+                .hostname
+                .contains(|c: char| c.is_whitespace() || c.is_control() || c == '/')
+        {
+            return Err(Error::invalid(
+                "spec.hostname",
+                "must have 64 bytes at most, no spaces and no /",
+            ));
+        }
+        if !spec.log_directory.is_empty() {
+            check::absolute("spec.logDirectory", &spec.log_directory)?;
+        }
+        spec.dns.as_ref().map_or(Ok(()), |dns| dns.validate("spec.dns"))?;
+        check::ports("spec.ports", &spec.ports)?;
+        let parent = &spec.cgroup_parent;
+        if !parent.is_empty() {
+            check::text("spec.cgroupParent", parent)?;
+            check::inside("spec.cgroupParent", parent.trim_start_matches('/'))?;
+        }
+        let host = |mode| mode == NamespaceMode::Node;
+        for (name, value) in &spec.sysctls {
+            check::sysctl(
+                "spec.sysctls",
+                name,
+                value,
+                host(spec.namespaces.network),
+                host(spec.namespaces.ipc),
+            )?;
+        }
+        check::namespaces("spec.namespaces", &spec.namespaces, false)?;
+        let security = &spec.security;
+        check::identity(
+            "spec.security",
+            security.run_as_user,
+            false,
+            security.run_as_group,
+            &security.supplemental_groups,
+        )?;
+        check::profile("spec.security.seccomp", security.seccomp.as_ref(), true)?;
+        check::profile("spec.security.apparmor", security.apparmor.as_ref(), false)?;
+        if !spec.runtime_handler.is_empty() {
+            check::text("spec.runtimeHandler", &spec.runtime_handler)?;
+        }
+        for (field, resources) in [("overhead", &spec.overhead), ("resources", &spec.resources)] {
+            if let Some(resources) = resources {
+                check::resources(&format!("spec.{field}"), resources)?;
+            }
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check;
 use crate::error::{Error, Result};
 use crate::resource::{Kind, Meta, Object};
 
@@ -52,6 +53,11 @@ impl Kind for SessionKind {
     fn validate(_: &Meta, spec: &SessionSpec) -> Result<()> {
         if spec.command.is_empty() {
             return Err(Error::invalid("spec.command", "must not be empty"));
+        }
+        check::text("spec.container", &spec.container)?;
+        check::arguments("spec.command", &spec.command)?;
+        if spec.timeout_seconds < 0 {
+            return Err(Error::invalid("spec.timeoutSeconds", "must not be negative"));
         }
         Ok(())
     }

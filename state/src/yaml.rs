@@ -3,6 +3,7 @@
 //! Every problem has file, line, column, path and the source line with a caret: unknown fields, duplicate keys, wrong
 //! types and bad values alike. All problems of a file are found at once and nothing is returned of a file with one.
 
+mod kubernetes;
 mod locate;
 mod pod;
 mod quantity;
@@ -324,10 +325,24 @@ impl Reader<'_> {
         self.validated(New { meta, spec: own.spec })
     }
 
-    fn typed<T: DeserializeOwned>(&mut self, value: Value) -> Option<T> {
-        serde_path_to_error::deserialize(value)
-            .map_err(|error| self.mistyped(&error.path().to_string(), &error.inner().to_string()))
-            .ok()
+    /// Each unknown field is told and taken out, until the rest can be read.
+    fn typed<T: DeserializeOwned>(&mut self, mut value: Value) -> Option<T> {
+        let mut whole = true;
+        loop {
+            let error = match serde_path_to_error::deserialize::<_, T>(value.clone()) {
+                Ok(typed) => return Some(typed).filter(|_| whole),
+                Err(error) => error,
+            };
+            whole = false;
+            let (path, message) = (error.path(), error.inner().to_string());
+            self.mistyped(&path.to_string(), &message);
+            let field = message
+                .strip_prefix("unknown field `")
+                .and_then(|rest| rest.split('`').next());
+            if self.problems.len() >= MAX_PROBLEMS || !field.is_some_and(|field| remove(&mut value, path, field)) {
+                return None;
+            }
+        }
     }
 
     /// serde's message about the value at `path`.
@@ -411,6 +426,25 @@ impl Reader<'_> {
             source: source.to_owned(),
         }
     }
+}
+
+/// Takes `field` out of the map that `path` names or leads into.
+fn remove(value: &mut Value, path: &serde_path_to_error::Path, field: &str) -> bool {
+    use serde_path_to_error::Segment;
+    let mut here = value;
+    for segment in path {
+        let next = match segment {
+            Segment::Map { key } if key == field && here.get(field).is_some() => break,
+            Segment::Map { key } => here.get_mut(key.as_str()),
+            Segment::Seq { index } => here.get_mut(index),
+            _ => None,
+        };
+        match next {
+            Some(next) => here = next,
+            None => return false,
+        }
+    }
+    here.as_mapping_mut().is_some_and(|map| map.remove(field).is_some())
 }
 
 /// The name most like `field`, if one is at most a third of it away.

@@ -9,7 +9,7 @@ use state::debt::DebtKind;
 use state::image::ImageKind;
 use state::node::NodeKind;
 use state::pod::PodKind;
-use state::sandbox::{SandboxGoal, SandboxKind};
+use state::sandbox::{SandboxGoal, SandboxKind, SandboxPhase};
 use state::session::SessionKind;
 use state::{Container, Debt, Image, Kind, Node, Pod, PodSandbox, Session};
 
@@ -41,7 +41,8 @@ impl Controlled for ContainerKind {
 
     fn changed(cx: &Context, object: &Container) {
         let Some(sandbox) = cx.store.get::<SandboxKind>(&object.spec.sandbox) else { return };
-        if sandbox.meta.deleted() || sandbox.spec.goal == SandboxGoal::Stopped || !sandbox.status.torn_down {
+        let ending = sandbox.spec.goal == SandboxGoal::Stopped || sandbox.status.phase == SandboxPhase::NotReady;
+        if sandbox.meta.deleted() || (ending && !sandbox.status.torn_down) {
             cx.queues.sandboxes.look(sandbox.uid(), "container");
         }
         look_at_pod(cx, sandbox.meta.owner.as_ref());

@@ -16,6 +16,8 @@ pub type ChainId = Digest;
 
 /// How deep indexes may nest.
 const NESTING: usize = 4;
+/// What overlay can stack.
+const LAYERS: usize = 500;
 
 /// What a manifest-like document is.
 #[derive(Clone, Debug)]
@@ -269,6 +271,12 @@ pub fn by_digest(content: &Content, digest: &str) -> Result<Loaded> {
 
 fn diff_ids(at: &Descriptor, manifest: &ImageManifest, configuration: &ImageConfiguration) -> Result<Vec<Digest>> {
     let ids = configuration.rootfs().diff_ids();
+    if ids.len() > LAYERS {
+        return Err(Error::invalid(
+            at.digest(),
+            format!("has {} layers, at most {LAYERS} can be mounted", ids.len()),
+        ));
+    }
     if ids.len() != manifest.layers().len() {
         let problem = format!(
             "has {} layers, its configuration lists {}",

@@ -264,3 +264,107 @@ fn restart_wait(member: &Member, now: i64) -> Option<Duration> {
     let passed = Duration::from_nanos(u64::try_from(now.saturating_sub(ended)).unwrap_or(0));
     delay.checked_sub(passed).filter(|left| !left.is_zero())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use state::Meta;
+    use state::container::{ContainerSpec, ContainerStatus};
+    use state::pod::PodSpec;
+    use state::sandbox::{SandboxSpec, SandboxStatus};
+
+    fn named(name: &str) -> PodContainer {
+        PodContainer { name: name.to_owned(), image: "localhost/hello".to_owned(), ..PodContainer::default() }
+    }
+
+    fn pod(restart_policy: RestartPolicy, init: &[PodContainer], main: &[&str]) -> Pod {
+        let containers = main.iter().map(|name| named(name)).collect();
+        let spec = PodSpec { restart_policy, init_containers: init.to_vec(), containers, ..PodSpec::default() };
+        Pod::new(Meta { uid: "p".to_owned(), ..Meta::default() }, spec, PodStatus::default())
+    }
+
+    fn sandbox(attempt: u32, phase: SandboxPhase) -> Arc<PodSandbox> {
+        let mut spec = SandboxSpec::default();
+        spec.pod.attempt = attempt;
+        let meta = Meta { uid: format!("s{attempt}"), ..Meta::default() };
+        Arc::new(PodSandbox::new(meta, spec, SandboxStatus { phase, ..SandboxStatus::default() }))
+    }
+
+    fn container(name: &str, attempt: u32, phase: ContainerPhase, exit_code: i32) -> Arc<Container> {
+        let spec = ContainerSpec { name: name.to_owned(), attempt, sandbox: "s0".to_owned(), ..Default::default() };
+        let meta = Meta { uid: format!("{name}{attempt}"), ..Meta::default() };
+        let status = ContainerStatus { phase, exit_code, finished_at: 1_000_000_000, ..Default::default() };
+        Arc::new(Container::new(meta, spec, status))
+    }
+
+    fn ready(containers: Vec<Arc<Container>>) -> View {
+        View { sandboxes: vec![sandbox(0, SandboxPhase::Ready)], containers, now: 2_000_000_000 }
+    }
+
+    fn start(name: &str, attempt: u32) -> Wish {
+        Wish::Container { name: name.to_owned(), attempt }
+    }
+
+    #[test]
+    fn a_new_pod_gets_a_sandbox_then_its_containers_at_once() {
+        let pod = pod(RestartPolicy::Always, &[], &["a", "b"]);
+        let none = View { sandboxes: vec![], containers: vec![], now: 0 };
+        assert_eq!(decide(&pod, &none).wishes, [Wish::Sandbox { attempt: 0 }]);
+        assert_eq!(decide(&pod, &ready(vec![])).wishes, [start("a", 0), start("b", 0)]);
+    }
+
+    #[test]
+    fn a_lost_sandbox_is_replaced_by_the_next_attempt_and_then_removed() {
+        let pod = pod(RestartPolicy::Always, &[], &["a"]);
+        let lost = View { sandboxes: vec![sandbox(0, SandboxPhase::NotReady)], containers: vec![], now: 0 };
+        assert_eq!(decide(&pod, &lost).wishes, [Wish::Sandbox { attempt: 1 }]);
+        let both = vec![sandbox(1, SandboxPhase::Ready), sandbox(0, SandboxPhase::NotReady)];
+        let wishes = decide(&pod, &View { sandboxes: both, containers: vec![], now: 0 }).wishes;
+        assert_eq!(wishes, [Wish::Delete { kind: Child::Sandbox, uid: "s0".to_owned() }, start("a", 0)]);
+    }
+
+    #[test]
+    fn init_containers_run_one_after_another_and_a_sidecar_beside_them() {
+        let sidecar = PodContainer { restart_policy: Some(RestartPolicy::Always), ..named("side") };
+        let pod = pod(RestartPolicy::Never, &[named("i"), sidecar], &["a"]);
+        assert_eq!(decide(&pod, &ready(vec![])).wishes, [start("i", 0)]);
+        let running = container("i", 0, ContainerPhase::Running, 0);
+        assert_eq!(decide(&pod, &ready(vec![running])).wishes, []);
+        let done = container("i", 0, ContainerPhase::Exited, 0);
+        assert_eq!(decide(&pod, &ready(vec![done.clone()])).wishes, [start("side", 0)]);
+        let side = container("side", 0, ContainerPhase::Running, 0);
+        assert_eq!(decide(&pod, &ready(vec![done, side])).wishes, [start("a", 0)]);
+    }
+
+    #[test]
+    fn a_failed_init_container_fails_the_pod_where_nothing_restarts() {
+        let pod = pod(RestartPolicy::Never, &[named("i")], &["a"]);
+        let decision = decide(&pod, &ready(vec![container("i", 0, ContainerPhase::Exited, 3)]));
+        assert_eq!(decision.status.phase, PodPhase::Failed);
+        assert_eq!(decision.wishes, [Wish::StopSandbox { uid: "s0".to_owned() }]);
+    }
+
+    #[test]
+    fn a_finished_pod_stops_its_sidecar_then_its_sandbox() {
+        let sidecar = PodContainer { restart_policy: Some(RestartPolicy::Always), ..named("side") };
+        let pod = pod(RestartPolicy::OnFailure, &[sidecar], &["a"]);
+        let side = container("side", 0, ContainerPhase::Running, 0);
+        let done = container("a", 0, ContainerPhase::Exited, 0);
+        let decision = decide(&pod, &ready(vec![done.clone(), side]));
+        assert_eq!(decision.status.phase, PodPhase::Succeeded);
+        assert_eq!(decision.wishes, [Wish::StopContainer { uid: "side0".to_owned() }]);
+        let side = container("side", 0, ContainerPhase::Exited, 143);
+        assert_eq!(decide(&pod, &ready(vec![done, side])).wishes, [Wish::StopSandbox { uid: "s0".to_owned() }]);
+    }
+
+    #[test]
+    fn restarts_come_at_once_first_and_then_after_a_growing_wait() {
+        let pod = pod(RestartPolicy::Always, &[], &["a"]);
+        let first = decide(&pod, &ready(vec![container("a", 0, ContainerPhase::Exited, 1)]));
+        assert_eq!(first.wishes, [start("a", 1)]);
+        let old = container("a", 0, ContainerPhase::Exited, 1);
+        let second = decide(&pod, &ready(vec![container("a", 1, ContainerPhase::Exited, 1), old]));
+        assert_eq!(second.wishes, [Wish::Delete { kind: Child::Container, uid: "a0".to_owned() }]);
+        assert_eq!(second.again, Some(Duration::from_secs(9)));
+    }
+}

@@ -5,15 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1 as k8s;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_yaml::Value;
 
+use super::kubernetes::{self as k8s, Quantity};
 use super::locate::At;
-use super::{Reader, closest, quantity};
+use super::{Reader, quantity};
 use crate::container::{ContainerSecurity, EnvVar, Resources};
+use crate::error::Error;
 use crate::pod::{ContainerPort, PodContainer, PodKind, PodSpec, RestartPolicy, Volume, VolumeMount, VolumeSource};
-use crate::resource::Meta;
+use crate::resource::{Kind, Meta};
 use crate::sandbox::{Dns, GroupsPolicy, NamespaceMode, Namespaces, Profile, Protocol, SeLinux};
 use crate::store::New;
 
@@ -39,96 +39,48 @@ const READONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 /// µs; the kubelet's `quotaPeriod`.
 const CPU_PERIOD: i64 = 100_000;
 
-/// Names of fields that a mistyped one may have meant.
-const FIELDS: &str = "apiVersion kind metadata spec name namespace labels annotations containers initContainers volumes \
-    restartPolicy hostNetwork hostPID hostIPC hostname shareProcessNamespace dnsPolicy dnsConfig securityContext \
-    terminationGracePeriodSeconds image imagePullPolicy command args workingDir env ports volumeMounts resources stdin \
-    stdinOnce tty value valueFrom envFrom containerPort hostPort hostIP protocol mountPath subPath readOnly limits \
-    requests privileged runAsUser runAsGroup runAsNonRoot readOnlyRootFilesystem allowPrivilegeEscalation capabilities \
-    add drop seccompProfile appArmorProfile seLinuxOptions procMount supplementalGroups fsGroup sysctls type \
-    localhostProfile emptyDir hostPath path medium sizeLimit configMap secret persistentVolumeClaim nameservers searches \
-    options nodeSelector nodeName tolerations affinity priority serviceAccountName livenessProbe readinessProbe \
-    startupProbe lifecycle";
-
-/// The only place where the Pod tree is deserialized: each further form of it costs minutes of compilation.
-fn parse_pod(value: Value) -> Result<(k8s::Pod, Vec<String>), (String, String)> {
-    let mut unknown = Vec::new();
-    let mut track = serde_path_to_error::Track::new();
-    let value = serde_path_to_error::Deserializer::new(value, &mut track);
-    let pod: Result<k8s::Pod, _> = serde_ignored::deserialize(value, |path| unknown.push(path_text(&path)));
-    match pod {
-        Ok(pod) => Ok((pod, unknown)),
-        Err(error) => Err((track.path().to_string(), error.to_string())),
-    }
-}
-
-fn path_text(path: &serde_ignored::Path<'_>) -> String {
-    use serde_ignored::Path;
-    match path {
-        Path::Root => String::new(),
-        Path::Seq { parent, index } => format!("{}[{index}]", path_text(parent)),
-        Path::Map { parent, key } => join(&path_text(parent), key),
-        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => path_text(parent),
-    }
-}
-
 fn join(parent: &str, field: &str) -> String {
-    if parent.is_empty() {
-        field.to_owned()
-    } else {
-        format!("{parent}.{field}")
-    }
+    format!("{parent}.{field}")
 }
 
-/// File modes such as `0644` are text in YAML 1.2 and octal numbers to kubectl.
-fn octal_modes(value: &mut Value) {
-    match value {
-        Value::Sequence(list) => list.iter_mut().for_each(octal_modes),
-        Value::Mapping(map) => {
-            for (key, value) in map.iter_mut() {
-                let mode = matches!(key.as_str(), Some("defaultMode" | "mode"));
-                match value
-                    .as_str()
-                    .and_then(|text| text.strip_prefix('0'))
-                    .map(|t| u32::from_str_radix(t, 8))
-                {
-                    Some(Ok(number)) if mode => *value = Value::from(number),
-                    _ => octal_modes(value),
-                }
-            }
-        }
-        _ => {}
-    }
+/// The path in a `v1` Pod of a field of ours.
+fn kubernetes_path(path: &str) -> String {
+    path.replacen(".security.addCapabilities", ".securityContext.capabilities.add", 1)
+        .replacen(".security.dropCapabilities", ".securityContext.capabilities.drop", 1)
+        .replacen(
+            ".security.seccomp.localhostRef",
+            ".securityContext.seccompProfile.localhostProfile",
+            1,
+        )
+        .replacen(".security.", ".securityContext.", 1)
+        .replacen("spec.sysctls.", "spec.securityContext.sysctls.", 1)
+        .replacen("spec.dns.servers", "spec.dnsConfig.nameservers", 1)
+        .replacen("spec.dns.", "spec.dnsConfig.", 1)
 }
 
 impl Reader<'_> {
-    pub(super) fn kubernetes_pod(&mut self, mut value: Value) -> Option<New<PodKind>> {
+    pub(super) fn kubernetes_pod(&mut self, value: Value) -> Option<New<PodKind>> {
         let before = self.problems.len();
-        if let Some(map) = value.as_mapping_mut()
-            && map.remove("status").is_some()
-        {
+        let pod: k8s::Pod = self.typed(value)?;
+        if pod.status.is_some() {
             self.warn("status", "has no effect here".into());
         }
-        octal_modes(&mut value);
-        let (pod, unknown) = parse_pod(value)
-            .map_err(|(path, message)| self.mistyped(&path, &message))
-            .ok()?;
-        for path in unknown {
-            let field = path.rsplit('.').next().unwrap_or(&path);
-            let hint = closest(field, FIELDS.split_whitespace());
-            let hint = hint.map_or_else(String::new, |known| format!(", did you mean {known:?}?"));
-            self.at(&path, At::Key, format!("unknown field{hint}"));
-        }
         let meta = self.pod_meta(pod.metadata);
-        let Some(spec) = pod.spec else {
-            self.at("spec", At::Value, "is missing".into());
-            return None;
-        };
-        let spec = self.pod_spec(spec);
+        let spec = self.pod_spec(pod.spec);
         if self.problems.len() > before {
             return None;
         }
-        self.validated(New { meta, spec })
+        match meta.validate().and_then(|()| PodKind::validate(&meta, &spec)) {
+            Ok(()) => Some(New { meta, spec }),
+            Err(Error::Invalid { field, problem }) => {
+                self.at(&kubernetes_path(&field), At::Value, problem);
+                None
+            }
+            Err(error) => {
+                self.at("", At::Value, error.to_string());
+                None
+            }
+        }
     }
 
     /// Reports the fields of `parent` that are set and not supported.
@@ -155,7 +107,7 @@ impl Reader<'_> {
         found
     }
 
-    fn pod_meta(&mut self, meta: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Meta {
+    fn pod_meta(&mut self, meta: k8s::ObjectMeta) -> Meta {
         self.unsupported("metadata", &[("generateName", meta.generate_name.is_some())]);
         self.meaningless(
             "metadata",
@@ -176,7 +128,7 @@ impl Reader<'_> {
             ],
         );
         Meta {
-            name: meta.name.unwrap_or_default(),
+            name: meta.name,
             namespace: meta.namespace.unwrap_or_else(|| "default".into()),
             labels: meta.labels.unwrap_or_default(),
             annotations: meta.annotations.unwrap_or_default(),
@@ -191,10 +143,7 @@ impl Reader<'_> {
             &[
                 ("activeDeadlineSeconds", spec.active_deadline_seconds.is_some()),
                 ("ephemeralContainers", spec.ephemeral_containers.is_some()),
-                (
-                    "hostAliases",
-                    spec.host_aliases.as_ref().is_some_and(|list| !list.is_empty()),
-                ),
+                ("hostAliases", spec.host_aliases.is_some()),
                 ("hostUsers", spec.host_users == Some(false)),
                 ("hostnameOverride", spec.hostname_override.is_some()),
                 ("os", other_os),
@@ -234,8 +183,8 @@ impl Reader<'_> {
 
     fn pod_spec(&mut self, spec: k8s::PodSpec) -> PodSpec {
         self.pod_fields(&spec);
-        let pod_security = spec.security_context.unwrap_or_default();
-        let sysctls = self.pod_security(&pod_security);
+        let pod_security = spec.security_context.as_ref();
+        let sysctls = pod_security.map_or_else(BTreeMap::new, |security| self.pod_security(security));
         let policies = [
             ("Always", RestartPolicy::Always),
             ("OnFailure", RestartPolicy::OnFailure),
@@ -260,7 +209,7 @@ impl Reader<'_> {
         };
         let dns = self.pod_dns(spec.dns_policy.as_deref(), spec.dns_config);
         let mut containers = |field: &str, list: Vec<k8s::Container>| -> Vec<PodContainer> {
-            let convert = |(i, c)| self.container(&format!("spec.{field}[{i}]"), field, c, &pod_security, &namespaces);
+            let convert = |(i, c)| self.container(&format!("spec.{field}[{i}]"), field, c, pod_security, &namespaces);
             list.into_iter().enumerate().map(convert).collect()
         };
         let init_containers = containers("initContainers", spec.init_containers.unwrap_or_default());
@@ -304,7 +253,7 @@ impl Reader<'_> {
         sysctls
     }
 
-    fn pod_dns(&mut self, policy: Option<&str>, config: Option<k8s::PodDNSConfig>) -> Option<Dns> {
+    fn pod_dns(&mut self, policy: Option<&str>, config: Option<k8s::DnsConfig>) -> Option<Dns> {
         let known = [
             ("Default", false),
             ("ClusterFirst", false),
@@ -328,9 +277,9 @@ impl Reader<'_> {
                 None
             }
             (true, Some(config)) => {
-                let option = |o: k8s::PodDNSConfigOption| {
-                    let name = o.name.unwrap_or_default();
-                    o.value.map(|value| format!("{name}:{value}")).unwrap_or(name)
+                let option = |o: k8s::DnsOption| match o.value {
+                    Some(value) => format!("{}:{value}", o.name),
+                    None => o.name,
                 };
                 Some(Dns {
                     servers: config.nameservers.unwrap_or_default(),
@@ -345,17 +294,14 @@ impl Reader<'_> {
         self.unsupported(
             at,
             &[
-                ("envFrom", c.env_from.as_ref().is_some_and(|list| !list.is_empty())),
+                ("envFrom", c.env_from.is_some()),
                 ("lifecycle", c.lifecycle.is_some()),
                 ("livenessProbe", c.liveness_probe.is_some()),
                 ("readinessProbe", c.readiness_probe.is_some()),
                 ("restartPolicy", !init && c.restart_policy.is_some()),
                 ("restartPolicyRules", c.restart_policy_rules.is_some()),
                 ("startupProbe", c.startup_probe.is_some()),
-                (
-                    "volumeDevices",
-                    c.volume_devices.as_ref().is_some_and(|list| !list.is_empty()),
-                ),
+                ("volumeDevices", c.volume_devices.is_some()),
             ],
         );
         self.meaningless(
@@ -384,7 +330,7 @@ impl Reader<'_> {
         at: &str,
         list: &str,
         c: k8s::Container,
-        pod: &k8s::PodSecurityContext,
+        pod: Option<&k8s::PodSecurityContext>,
         namespaces: &Namespaces,
     ) -> PodContainer {
         let init = list == "initContainers";
@@ -453,7 +399,7 @@ impl Reader<'_> {
         let protocols = [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
         let protocol = port.protocol.as_deref().unwrap_or("TCP");
         let protocol = self.word(&join(at, "protocol"), protocol, &protocols)?;
-        let mut number = |field: &str, value: i32| {
+        let mut number = |field: &str, value: i64| {
             let number = u16::try_from(value).ok().filter(|n| *n > 0);
             if number.is_none() {
                 self.at(
@@ -518,14 +464,24 @@ impl Reader<'_> {
             }
             (None, Some(host)) => VolumeSource::HostPath {
                 path: host.path.clone(),
-                kind: host.type_.clone().unwrap_or_default(),
+                kind: host.kind.clone().unwrap_or_default(),
             },
             (None, None) => {
-                // Whichever it is, it is the field beside the name.
-                let json = serde_json::to_value(&volume).unwrap_or_default();
-                match json.as_object().and_then(|map| map.keys().find(|key| *key != "name")) {
-                    Some(other) => self.unsupported(at, &[(other, true)]),
-                    None => self.at(at, At::Value, "has no source, e.g. emptyDir: {}".into()),
+                let others = [
+                    ("configMap", volume.config_map.is_some()),
+                    ("csi", volume.csi.is_some()),
+                    ("downwardAPI", volume.downward_api.is_some()),
+                    ("ephemeral", volume.ephemeral.is_some()),
+                    ("image", volume.image.is_some()),
+                    ("iscsi", volume.iscsi.is_some()),
+                    ("nfs", volume.nfs.is_some()),
+                    ("persistentVolumeClaim", volume.persistent_volume_claim.is_some()),
+                    ("projected", volume.projected.is_some()),
+                    ("secret", volume.secret.is_some()),
+                ];
+                self.unsupported(at, &others);
+                if !others.iter().any(|(_, given)| *given) {
+                    self.at(at, At::Value, "has no source, e.g. emptyDir: {}".into());
                 }
                 return None;
             }
@@ -592,35 +548,35 @@ impl Reader<'_> {
         &mut self,
         at: &str,
         own: k8s::SecurityContext,
-        pod: &k8s::PodSecurityContext,
+        pod: Option<&k8s::PodSecurityContext>,
         namespaces: &Namespaces,
     ) -> ContainerSecurity {
         self.unsupported(at, &[("windowsOptions", own.windows_options.is_some())]);
         let privileged = own.privileged.unwrap_or(false);
-        let run_as_user = own.run_as_user.or(pod.run_as_user);
+        let run_as_user = own.run_as_user.or(pod.and_then(|pod| pod.run_as_user));
         self.check_identity(at, &own, pod, run_as_user);
         let proc_mount = own.proc_mount.as_deref().unwrap_or("Default");
         let mounts = [("Default", true), ("Unmasked", false)];
         let masked = !privileged && self.word(&join(at, "procMount"), proc_mount, &mounts).unwrap_or(true);
         let paths = |list: &[&str]| list.iter().filter(|_| masked).map(|path| (*path).to_owned()).collect();
         let policies = [("Merge", GroupsPolicy::Merge), ("Strict", GroupsPolicy::Strict)];
-        let policy = pod.supplemental_groups_policy.as_deref().unwrap_or("Merge");
+        let policy = pod
+            .and_then(|pod| pod.supplemental_groups_policy.as_deref())
+            .unwrap_or("Merge");
         let policy = self.word("spec.securityContext.supplementalGroupsPolicy", policy, &policies);
-        let seccomp = own.seccomp_profile.as_ref().map(|p| (join(at, "seccompProfile"), p));
-        let seccomp = seccomp.or(pod
-            .seccomp_profile
-            .as_ref()
-            .map(|p| ("spec.securityContext.seccompProfile".into(), p)));
-        let seccomp = match seccomp {
-            Some((path, p)) => self.profile(&path, &p.type_, p.localhost_profile.as_deref()),
-            None => Some(Profile::RuntimeDefault),
+        let seccomp = match (&own.seccomp_profile, pod.and_then(|pod| pod.seccomp_profile.as_ref())) {
+            (Some(profile), _) => self.profile(&join(at, "seccompProfile"), profile),
+            (None, Some(profile)) => self.profile("spec.securityContext.seccompProfile", profile),
+            (None, None) => Some(Profile::RuntimeDefault),
         };
-        let apparmor = own.app_armor_profile.as_ref().map(|p| (join(at, "appArmorProfile"), p));
-        let apparmor = apparmor.or(pod
-            .app_armor_profile
-            .as_ref()
-            .map(|p| ("spec.securityContext.appArmorProfile".into(), p)));
-        let apparmor = apparmor.and_then(|(path, p)| self.profile(&path, &p.type_, p.localhost_profile.as_deref()));
+        let apparmor = match (
+            &own.app_armor_profile,
+            pod.and_then(|pod| pod.app_armor_profile.as_ref()),
+        ) {
+            (Some(profile), _) => self.profile(&join(at, "appArmorProfile"), profile),
+            (None, Some(profile)) => self.profile("spec.securityContext.appArmorProfile", profile),
+            (None, None) => None,
+        };
         let capabilities = own.capabilities.unwrap_or_default();
         ContainerSecurity {
             privileged,
@@ -628,9 +584,9 @@ impl Reader<'_> {
             no_new_privs: own.allow_privilege_escalation == Some(false),
             namespaces: namespaces.clone(),
             run_as_user,
-            run_as_group: own.run_as_group.or(pod.run_as_group),
+            run_as_group: own.run_as_group.or(pod.and_then(|pod| pod.run_as_group)),
             run_as_username: String::new(),
-            supplemental_groups: pod.supplemental_groups.clone().unwrap_or_default(),
+            supplemental_groups: pod.and_then(|pod| pod.supplemental_groups.clone()).unwrap_or_default(),
             groups_policy: policy.unwrap_or_default(),
             add_capabilities: capabilities.add.unwrap_or_default(),
             drop_capabilities: capabilities.drop.unwrap_or_default(),
@@ -640,11 +596,11 @@ impl Reader<'_> {
             selinux: own
                 .se_linux_options
                 .as_ref()
-                .or(pod.se_linux_options.as_ref())
+                .or(pod.and_then(|pod| pod.se_linux_options.as_ref()))
                 .map(|options| SeLinux {
                     user: options.user.clone().unwrap_or_default(),
                     role: options.role.clone().unwrap_or_default(),
-                    kind: options.type_.clone().unwrap_or_default(),
+                    kind: options.kind.clone().unwrap_or_default(),
                     level: options.level.clone().unwrap_or_default(),
                 }),
             seccomp: seccomp.filter(|_| !privileged),
@@ -656,10 +612,10 @@ impl Reader<'_> {
         &mut self,
         at: &str,
         own: &k8s::SecurityContext,
-        pod: &k8s::PodSecurityContext,
+        pod: Option<&k8s::PodSecurityContext>,
         run_as_user: Option<i64>,
     ) {
-        if own.run_as_non_root.or(pod.run_as_non_root) == Some(true) {
+        if own.run_as_non_root.or(pod.and_then(|pod| pod.run_as_non_root)) == Some(true) {
             let path = if own.run_as_non_root.is_some() {
                 at
             } else {
@@ -690,11 +646,14 @@ impl Reader<'_> {
         }
     }
 
-    fn profile(&mut self, at: &str, kind: &str, reference: Option<&str>) -> Option<Profile> {
+    fn profile(&mut self, at: &str, profile: &k8s::SeccompProfile) -> Option<Profile> {
         let kinds = [("RuntimeDefault", 0), ("Unconfined", 1), ("Localhost", 2)];
-        match (self.word(&join(at, "type"), kind, &kinds)?, reference) {
+        match (
+            self.word(&join(at, "type"), &profile.kind, &kinds)?,
+            &profile.localhost_profile,
+        ) {
             (2, Some(reference)) if !reference.is_empty() => Some(Profile::Localhost {
-                reference: reference.to_owned(),
+                reference: reference.clone(),
             }),
             (2, _) => {
                 self.at(at, At::Key, "Localhost needs localhostProfile".into());

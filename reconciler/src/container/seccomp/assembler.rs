@@ -52,12 +52,17 @@ const ARCH: u32 = 4;
 /// Offset of the low half of an argument (the node is little-endian); the high half follows.
 const ARGS: u32 = 16;
 
+/// Comparisons, and the action if all hold.
+type Conditional = (Vec<Cond>, u32);
+/// What a profile says of one call: the conditional rules, then the one without a condition.
+type Answers = (Vec<Conditional>, Option<u32>);
+
 /// The answer to one number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Leaf {
     Action(u32),
     /// The first whose comparisons all hold, else the last field.
-    Rules(Vec<(Vec<Cond>, u32)>, u32),
+    Rules(Vec<Conditional>, u32),
 }
 
 /// The program of a profile.
@@ -137,7 +142,7 @@ fn part(profile: &Profile, arch: Arch, base: u32, all: &mut Vec<(u32, Leaf)>) {
 
 /// The answer to each call that the profile names. Rules with arguments come first, in the profile's order.
 fn calls(profile: &Profile, arch: Arch) -> BTreeMap<u32, Leaf> {
-    let mut calls: BTreeMap<u32, (Vec<(Vec<Cond>, u32)>, Option<u32>)> = BTreeMap::new();
+    let mut calls: BTreeMap<u32, Answers> = BTreeMap::new();
     for rule in &profile.rules {
         for number in rule.names.iter().filter_map(|name| arch.number(name)) {
             let (conditional, otherwise) = calls.entry(number).or_default();
@@ -147,7 +152,7 @@ fn calls(profile: &Profile, arch: Arch) -> BTreeMap<u32, Leaf> {
             }
         }
     }
-    let leaf = |(mut rules, otherwise): (Vec<(Vec<Cond>, u32)>, Option<u32>)| {
+    let leaf = |(mut rules, otherwise): Answers| {
         let otherwise = otherwise.unwrap_or(profile.default);
         while rules.last().is_some_and(|(_, action)| *action == otherwise) {
             rules.pop();

@@ -447,7 +447,7 @@ fn which_filter_a_container_gets() {
     assert!(filter(Some(&Wish::RuntimeDefault), true, &cx).unwrap().is_none());
     let first = filter(Some(&Wish::RuntimeDefault), false, &cx).unwrap().unwrap();
     let again = filter(Some(&Wish::RuntimeDefault), false, &cx).unwrap().unwrap();
-    assert!(std::sync::Arc::ptr_eq(&first, &again) && first.len() % 8 == 0);
+    assert!(std::sync::Arc::ptr_eq(&first, &again) && first.len().is_multiple_of(8));
     let more = context(Arch::NATIVE, &[Capability::SysAdmin]);
     assert_ne!(
         first,

@@ -18,6 +18,7 @@
 //! (written through `unified`).
 
 pub mod capability;
+pub mod device_filter;
 mod devices;
 pub mod host;
 mod mounts;

@@ -80,11 +80,17 @@ impl Error {
         match self {
             Error::Invalid { .. } | Error::TooBig { .. } | Error::NoPlatform { .. } => Class::Permanent,
             Error::Io { cause, .. } => match cause.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENAMETOOLONG | Errno::EFBIG | Errno::EMLINK) => Class::Permanent,
+                Some(Errno::ENAMETOOLONG | Errno::EFBIG | Errno::EMLINK | Errno::ELOOP) => Class::Permanent,
                 _ => Class::Transient,
             },
             Error::NotFound(_) | Error::Digest { .. } | Error::Busy { .. } => Class::Transient,
         }
+    }
+
+    /// Whether a disk or quota is full.
+    pub fn is_full(&self) -> bool {
+        let full = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+        matches!(self, Error::Io { cause, .. } if full(cause))
     }
 
     /// For `map_err`: what was being done, to what.
@@ -93,6 +99,36 @@ impl Error {
             action,
             object: object.to_string(),
             cause: cause.into(),
+        }
+    }
+
+    /// Says which layer a complaint about its bytes belongs to.
+    pub(crate) fn of_layer(self, digest: &Digest) -> Error {
+        self.of_member(&format!("layer {digest}"))
+    }
+
+    pub(crate) fn of_member(self, member: &str) -> Error {
+        let of = |object: String| format!("{member}: {object}");
+        match self {
+            Error::Io { action, object, cause } => Error::Io {
+                action,
+                object: of(object),
+                cause,
+            },
+            Error::Invalid { object, problem } => Error::Invalid {
+                object: of(object),
+                problem,
+            },
+            Error::Digest { object, want, got } => Error::Digest {
+                object: of(object),
+                want,
+                got,
+            },
+            Error::TooBig { object, limit } => Error::TooBig {
+                object: of(object),
+                limit,
+            },
+            other => other,
         }
     }
 
@@ -173,13 +209,29 @@ impl Content {
         if !layout.exists() {
             content.replace_file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         }
-        if !content.dir.join("index.json").exists() {
-            let _lock = content.lock_index()?;
-            if !content.dir.join("index.json").exists() {
-                content.write_index(&empty_index()?)?;
-            }
+        content.mend_index()?;
+        for partial in content.partials()?.iter().filter(|p| p.name.starts_with("tmp-")) {
+            content.remove_partial(partial, Duration::ZERO)?;
         }
         Ok(content)
+    }
+
+    /// An index that is not there, or that cannot be read, becomes an empty one: blobs are worth more than names, which
+    /// the Image records have too.
+    fn mend_index(&self) -> Result<()> {
+        let _lock = self.lock_index()?;
+        let path = self.dir.join("index.json");
+        match self.read_index() {
+            Ok(_) => Ok(()),
+            Err(Error::Invalid { problem, .. }) => {
+                tracing::warn!(%problem, "index.json of the content store is damaged; set aside");
+                let aside = self.dir.join("index.json.damaged");
+                fs::rename(&path, &aside).map_err(Error::io("set aside", path.display()))?;
+                self.write_index(&empty_index()?)
+            }
+            Err(_) if !path.exists() => self.write_index(&empty_index()?),
+            Err(e) => Err(e),
+        }
     }
 
     /// The directory itself: an OCI image layout, for `statfs` and tools.
@@ -212,8 +264,15 @@ impl Content {
         // A reader begins at the blob's beginning, so what an earlier try left is of no use.
         writer.restart()?;
         let object = writer.object.clone();
-        io::copy(reader, &mut writer).map_err(|e| writer.refusal(e, "ingest", &object))?;
-        writer.commit(media_type)
+        let mut buffer = vec![0; 128 << 10];
+        loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => return writer.commit(media_type),
+                Ok(n) => writer.write_all(&buffer[..n]).map_err(|e| writer.refusal(e, &object))?,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(super::unpack::tar::stream(&object, e)),
+            }
+        }
     }
 
     /// Stores a small document.
@@ -258,7 +317,14 @@ impl Content {
                 if size.is_none_or(|want| want == have) {
                     return Ok(Begin::Present);
                 }
-                self.remove_blob(digest)?; // short or overlong: damage
+                // Damage, or a descriptor that lies: which must not cost another image its blob.
+                if self.sound(digest)? {
+                    return Err(Error::invalid(
+                        digest,
+                        format!("has {have} bytes, its descriptor says otherwise"),
+                    ));
+                }
+                self.remove_blob(digest)?;
             }
             let file = OpenOptions::new()
                 .read(true)
@@ -355,6 +421,22 @@ impl Content {
     /// [`Content::read`], parsed.
     pub fn read_json<T: DeserializeOwned>(&self, digest: &Digest) -> Result<T> {
         serde_json::from_slice(&self.read(digest)?).map_err(|e| Error::invalid(digest, e))
+    }
+
+    /// Hashes a whole blob; absent is unsound.
+    pub fn sound(&self, digest: &Digest) -> Result<bool> {
+        let mut file = match self.open_blob(digest) {
+            Err(Error::NotFound(_)) => return Ok(false),
+            other => other?,
+        };
+        let mut hasher = Sha256::new();
+        let mut buffer = vec![0; 128 << 10];
+        loop {
+            match file.read(&mut buffer).map_err(Error::io("read", digest))? {
+                0 => return Ok(digest_of(hasher) == *digest),
+                n => hasher.update(&buffer[..n]),
+            }
+        }
     }
 
     /// Every blob with its bytes, for sweeping.
@@ -608,14 +690,14 @@ impl Writer<'_> {
         Ok(Descriptor::new(media_type, self.offset, got))
     }
 
-    /// Tells a broken size bound from an error of reading or writing.
-    fn refusal(&self, cause: io::Error, action: &'static str, object: &str) -> Error {
+    /// Tells a broken size bound from an error of writing.
+    fn refusal(&self, cause: io::Error, object: &str) -> Error {
         match (self.over, self.size) {
             (true, Some(limit)) => Error::TooBig {
                 object: object.into(),
                 limit,
             },
-            _ => Error::io(action, object)(cause),
+            _ => Error::io("write", object)(cause),
         }
     }
 }
@@ -670,4 +752,162 @@ fn remove_file(path: &Path) -> Result<()> {
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
     let dir: OwnedFd = File::open(path).map_err(Error::io("open", path.display()))?.into();
     nix::unistd::fsync(dir).map_err(Error::io("flush", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh() -> (tempfile::TempDir, Content) {
+        let root = tempfile::tempdir().unwrap();
+        let content = Content::open(root.path()).unwrap();
+        (root, content)
+    }
+
+    fn of(bytes: &[u8]) -> Digest {
+        digest_of(Sha256::new_with_prefix(bytes))
+    }
+
+    fn any() -> MediaType {
+        MediaType::ImageLayer
+    }
+
+    /// Fails the test if it is read.
+    struct Untouched;
+
+    impl Read for Untouched {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            panic!("read although the blob is here")
+        }
+    }
+
+    #[test]
+    fn blobs_are_verified_and_kept_once() {
+        let (_root, content) = fresh();
+        let bytes = vec![7; 300_000];
+        let digest = of(&bytes);
+        let unknown = content.ingest(any(), &mut &bytes[..], None, None).unwrap();
+        assert_eq!((unknown.digest(), unknown.size()), (&digest, 300_000));
+        let again = content
+            .ingest(any(), &mut Untouched, Some(&digest), Some(300_000))
+            .unwrap();
+        assert_eq!(again, unknown);
+        assert_eq!(content.list_blobs().unwrap(), [(digest.clone(), 300_000)]);
+        assert!(content.partials().unwrap().is_empty());
+        assert!(content.usage().unwrap().bytes >= 300_000);
+        content.remove_blob(&digest).unwrap();
+        content.remove_blob(&digest).unwrap();
+        assert!(!content.exists(&unknown).unwrap());
+        assert!(matches!(content.open_blob(&digest), Err(Error::NotFound(_))));
+
+        let wrong = content
+            .ingest(any(), &mut &b"other"[..], Some(&digest), None)
+            .unwrap_err();
+        assert!(matches!(wrong, Error::Digest { .. }), "{wrong}");
+        let long = content
+            .ingest(any(), &mut &bytes[..], Some(&digest), Some(1000))
+            .unwrap_err();
+        assert!(matches!(long, Error::TooBig { limit: 1000, .. }), "{long}");
+        let short = content.ingest(any(), &mut &bytes[..], None, Some(300_001)).unwrap_err();
+        assert!(short.to_string().contains("300000 bytes"), "{short}");
+        assert!(content.list_blobs().unwrap().is_empty());
+        assert!(
+            content.partials().unwrap().is_empty(),
+            "nothing that cannot be resumed stays"
+        );
+    }
+
+    #[test]
+    fn a_cut_off_blob_is_resumed() {
+        let (root, content) = fresh();
+        let bytes: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
+        let (digest, size) = (of(&bytes), bytes.len() as u64);
+        let mut writer = content.writer(Some(&digest), Some(size)).unwrap().unwrap();
+        writer.write_all(&bytes[..150_000]).unwrap();
+        assert!(matches!(
+            content.begin(Some(&digest), Some(size), false).unwrap(),
+            Begin::Taken
+        ));
+        drop(writer);
+        let unknown = content.writer(None, None).unwrap().unwrap();
+        std::mem::forget(unknown); // as a crash would leave it, but for the lock
+        let content = Content::open(root.path()).unwrap();
+        let partials = content.partials().unwrap();
+        let known = partials.iter().find(|p| p.name.starts_with("sha256-")).unwrap();
+        assert_eq!(known.bytes, 150_000);
+        assert!(!content.remove_partial(known, Duration::from_secs(3600)).unwrap());
+        let mut writer = content.writer(Some(&digest), Some(size)).unwrap().unwrap();
+        assert_eq!(writer.offset(), 150_000);
+        writer.write_all(&bytes[150_000..]).unwrap();
+        assert_eq!(writer.commit(any()).unwrap().size(), size);
+        assert!(content.sound(&digest).unwrap());
+        assert!(matches!(
+            content.begin(Some(&digest), Some(size), true).unwrap(),
+            Begin::Present
+        ));
+    }
+
+    #[test]
+    fn writers_of_one_digest_share() {
+        let (_root, content) = fresh();
+        let bytes = vec![3; 1 << 20];
+        let digest = of(&bytes);
+        let reads = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..20 {
+                scope.spawn(|| {
+                    if let Some(mut writer) = content.writer(Some(&digest), None).unwrap() {
+                        reads.fetch_add(1, Ordering::Relaxed);
+                        writer.write_all(&bytes).unwrap();
+                        writer.commit(any()).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(reads.into_inner(), 1);
+    }
+
+    #[test]
+    fn damage_is_fetched_again_but_a_lie_is_not_believed() {
+        let (root, content) = fresh();
+        let blob = content.ingest_bytes(any(), b"some bytes").unwrap();
+        let lie = content
+            .ingest(any(), &mut Untouched, Some(blob.digest()), Some(3))
+            .unwrap_err();
+        assert_eq!(lie.class(), Class::Permanent, "{lie}");
+        assert!(content.exists(&blob).unwrap());
+        let path = root.path().join("content/blobs/sha256").join(blob.digest().digest());
+        fs::write(&path, b"some").unwrap();
+        assert!(!content.exists(&blob).unwrap());
+        assert!(matches!(content.read(blob.digest()), Err(Error::Digest { .. })));
+        assert_eq!(content.ingest_bytes(any(), b"some bytes").unwrap(), blob);
+        assert_eq!(content.read(blob.digest()).unwrap(), b"some bytes");
+        let big = vec![b' '; DOCUMENT_LIMIT as usize + 1];
+        let big = content.ingest_bytes(any(), &big).unwrap();
+        assert!(matches!(content.read(big.digest()), Err(Error::TooBig { .. })));
+    }
+
+    #[test]
+    fn names() {
+        let (root, content) = fresh();
+        let a = content.ingest_bytes(any(), b"a").unwrap();
+        let b = content.ingest_bytes(any(), b"b").unwrap();
+        std::thread::scope(|scope| {
+            for i in 0..8 {
+                let (content, a) = (&content, &a);
+                scope.spawn(move || content.tag(&format!("host/image:{i}"), a).unwrap());
+            }
+        });
+        content.tag("host/image:3", &b).unwrap();
+        content.untag("host/image:4").unwrap();
+        content.untag("host/image:4").unwrap();
+        let content = Content::open(root.path()).unwrap();
+        assert_eq!(content.list().unwrap().len(), 7);
+        assert_eq!(content.resolve("host/image:3").unwrap().unwrap().digest(), b.digest());
+        assert_eq!(content.resolve("host/image:4").unwrap(), None);
+        fs::write(root.path().join("content/index.json"), "{\"torn").unwrap();
+        let content = Content::open(root.path()).unwrap();
+        assert!(content.list().unwrap().is_empty());
+        content.tag("x", &a).unwrap();
+    }
 }

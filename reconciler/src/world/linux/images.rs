@@ -124,7 +124,8 @@ impl Images {
 
     /// The trees of these layers, top first, for an overlay.
     pub fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
-        Ok(parse(chain_ids)?.iter().rev().map(|chain| self.store.layers.fs(chain)).collect())
+        let trees: content::Result<_> = parse(chain_ids)?.iter().rev().map(|chain| self.store.layers.fs(chain)).collect();
+        trees.map_err(failed("layers"))
     }
 }
 
@@ -150,7 +151,7 @@ impl Inner {
             }
         }
         for (chain, _) in self.layers.list()? {
-            if !layers.contains(chain.as_ref()) && old(self.layers.fs(&chain).parent().unwrap_or(Path::new("/"))) {
+            if !layers.contains(chain.as_ref()) && old(self.layers.fs(&chain)?.parent().unwrap_or(Path::new("/"))) {
                 self.layers.remove(&chain)?;
                 removed += 1;
             }

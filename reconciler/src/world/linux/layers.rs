@@ -1,15 +1,43 @@
 //! Unpacked layers, shared between images.
+//!
+//! ```text
+//! <root>/layers/sha256-<chain hex>/{fs/, meta.json}    whole, flushed, never changed again
+//! <root>/layers/tmp-<token>/                           in the making, locked by its maker
+//! ```
+//!
+//! A layer is committed by one rename, after its data is on disk. What a crash leaves is a `tmp-` directory that nobody
+//! locks; it is buried at the next start and the work is done again.
 
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::content::{Content, Result, Usage};
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::Mode;
+use oci_spec::image::{Descriptor, Digest};
+
+use super::content::{Content, Error, Result, Usage, hex_of, sync_dir, token};
+use super::trash::Trash;
 pub use super::unpack::LayerMeta;
-use super::unpack::Limits;
+use super::unpack::{Limits, Tree, apply, verify};
 use crate::image::manifest::{ChainId, Loaded};
+
+/// Layers of one image unpacked at a time, at most; more only fight for the disk.
+const WORKERS: usize = 3;
 
 #[derive(Debug)]
 pub struct Layers {
     dir: PathBuf,
+    trash: Trash,
+    limits: Limits,
+    flights: Mutex<HashMap<ChainId, Arc<Mutex<()>>>>,
+    permits: Permits,
 }
 
 /// Whether what is on disk is what was unpacked.
@@ -20,49 +48,352 @@ pub enum Soundness {
     Absent,
 }
 
+/// A layer to be unpacked.
+struct Job<'a> {
+    chain: &'a ChainId,
+    diff_id: &'a Digest,
+    blob: &'a Descriptor,
+}
+
+/// A layer in the making. Dropped, it is buried.
+struct Making<'a> {
+    layers: &'a Layers,
+    dir: PathBuf,
+    tree: Tree,
+    _lock: Flock<File>,
+}
+
 impl Layers {
     /// Opens `<root>/layers`; what a crash left half done is buried.
     pub fn open(root: &Path, limits: Limits) -> Result<Layers> {
-        let _ = limits;
-        Ok(Layers {
-            dir: root.join("layers"),
-        })
+        let dir = root.join("layers");
+        fs::create_dir_all(&dir).map_err(Error::io("create directory", dir.display()))?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let layers = Layers {
+            dir,
+            trash: Trash::open(root)?,
+            limits,
+            flights: Mutex::default(),
+            permits: Permits::new(cores.min(WORKERS)),
+        };
+        layers.bury_leftovers()?;
+        Ok(layers)
     }
 
-    /// Unpacks what is missing; all blobs must be in `content`. Blocking and CPU-bound.
+    fn bury_leftovers(&self) -> Result<()> {
+        for name in self.names()?.iter().filter(|n| n.starts_with("tmp-")) {
+            let path = self.dir.join(name);
+            // Its maker, if it lives, holds the lock.
+            if let Ok(file) = File::open(&path)
+                && Flock::lock(file, FlockArg::LockExclusiveNonblock).is_ok()
+            {
+                self.trash.bury(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let failed = |e: io::Error| Error::io("list", self.dir.display())(e);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed)? {
+            names.extend(entry.map_err(failed)?.file_name().into_string());
+        }
+        Ok(names)
+    }
+
+    /// Unpacks what is missing; all blobs must be in `content`. Answers the chain IDs, bottom first. Blocking, and
+    /// bound by CPU and disk. Concurrent calls unpack a shared layer once.
     pub fn ensure(&self, content: &Content, image: &Loaded) -> Result<Vec<ChainId>> {
-        let _ = (content, image);
-        todo!()
+        if self.missing(&image.chain_ids)?.is_empty() {
+            return Ok(image.chain_ids.clone());
+        }
+        // Images share layers from the bottom up, so all callers lock what they share in the same order.
+        let flights: Vec<_> = image.chain_ids.iter().map(|c| self.flight(c)).collect();
+        let guards: Vec<_> = flights.iter().map(|f| lock(f)).collect();
+        let missing = self.missing(&image.chain_ids)?;
+        let outcome = self.unpack(content, image, &missing);
+        drop(guards);
+        self.land(&image.chain_ids, flights);
+        outcome.map(|()| image.chain_ids.clone())
+    }
+
+    fn missing(&self, chain: &[ChainId]) -> Result<Vec<usize>> {
+        let have = self.observe(chain)?;
+        Ok(have
+            .iter()
+            .enumerate()
+            .filter(|(_, meta)| meta.is_none())
+            .map(|(i, _)| i)
+            .collect())
+    }
+
+    fn flight(&self, chain: &ChainId) -> Arc<Mutex<()>> {
+        lock(&self.flights).entry(chain.clone()).or_default().clone()
+    }
+
+    /// Forgets the locks that nobody else waits for.
+    fn land(&self, chain: &[ChainId], held: Vec<Arc<Mutex<()>>>) {
+        let mut flights = lock(&self.flights);
+        drop(held);
+        for id in chain {
+            if flights.get(id).is_some_and(|f| Arc::strong_count(f) == 1) {
+                flights.remove(id);
+            }
+        }
+    }
+
+    fn unpack(&self, content: &Content, image: &Loaded, missing: &[usize]) -> Result<()> {
+        let layers = image.manifest.layers();
+        let job = |&i: &usize| Job {
+            chain: &image.chain_ids[i],
+            diff_id: &image.diff_ids[i],
+            blob: &layers[i],
+        };
+        let jobs: Vec<Job> = missing.iter().map(job).collect();
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let mut made = self.apply_all(content, &jobs)?;
+        self.settle(image, missing, &mut made)?;
+        let mut metas = Vec::new();
+        for making in &made {
+            let meta = making.tree.meta()?;
+            let bytes = serde_json::to_vec(&meta).map_err(|e| Error::invalid("meta.json", e))?;
+            let path = making.dir.join("meta.json");
+            fs::write(&path, bytes).map_err(Error::io("write", path.display()))?;
+            metas.push(meta);
+        }
+        // One flush for the whole image; only then may a layer have its name.
+        let dir = File::open(&self.dir).map_err(Error::io("open", self.dir.display()))?;
+        nix::unistd::syncfs(&dir).map_err(Error::io("flush", self.dir.display()))?;
+        for (making, job) in made.into_iter().zip(&jobs) {
+            making.commit(job.chain)?;
+        }
+        sync_dir(&self.dir)?;
+        let (bytes, inodes) = metas.iter().fold((0, 0), |(b, i), m| (b + m.bytes, i + m.inodes));
+        tracing::info!(image = %image.id(), layers = jobs.len(), bytes, inodes, "layers unpacked");
+        Ok(())
+    }
+
+    /// Unpacks each layer on its own, some at a time, the largest first.
+    fn apply_all<'a>(&'a self, content: &Content, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
+        let mut order: Vec<usize> = (0..jobs.len()).collect();
+        order.sort_by_key(|i| std::cmp::Reverse(jobs[*i].blob.size()));
+        let todo = Mutex::new(order.into_iter());
+        let done: Mutex<Vec<Option<Result<Making>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+        let work = || {
+            loop {
+                let Some(i) = lock(&todo).next() else { return };
+                let _permit = self.permits.take();
+                let outcome = self.apply_one(content, &jobs[i]);
+                if outcome.is_err() {
+                    lock(&todo).by_ref().for_each(drop); // the image has failed
+                }
+                lock(&done)[i] = Some(outcome);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.permits.most.min(jobs.len()) {
+                // A thread that cannot be had leaves its work to this one.
+                let _ = std::thread::Builder::new()
+                    .name("unpack".into())
+                    .spawn_scoped(scope, work);
+            }
+            work();
+        });
+        let outcomes = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut made = Vec::new();
+        let mut skipped = false;
+        for outcome in outcomes {
+            match outcome {
+                Some(outcome) => made.push(outcome?),
+                None => skipped = true, // the error comes later in the list
+            }
+        }
+        if skipped {
+            Err(Error::invalid("image", "a layer was not unpacked"))
+        } else {
+            Ok(made)
+        }
+    }
+
+    fn apply_one(&self, content: &Content, job: &Job) -> Result<Making<'_>> {
+        let blob = content.open_blob(job.blob.digest())?;
+        let dir = self.dir.join(format!("tmp-{}", token()));
+        let fs_dir = dir.join("fs");
+        fs::create_dir_all(&fs_dir).map_err(Error::io("create directory", fs_dir.display()))?;
+        let file = File::open(&dir).map_err(Error::io("open", dir.display()))?;
+        let lock =
+            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| Error::io("lock", dir.display())(e))?;
+        let tree = apply(blob, job.diff_id, &fs_dir, &self.limits).map_err(|e| e.of_layer(job.blob.digest()));
+        match tree {
+            Ok(tree) => Ok(Making {
+                layers: self,
+                dir,
+                tree,
+                _lock: lock,
+            }),
+            Err(e) => {
+                self.trash.bury(&dir)?;
+                Err(e)
+            }
+        }
+    }
+
+    /// Bottom-up, each layer gets what it takes from those below.
+    fn settle(&self, image: &Loaded, missing: &[usize], made: &mut [Making]) -> Result<()> {
+        let mut below: Vec<PathBuf> = Vec::new(); // top first
+        for (i, chain) in image.chain_ids.iter().enumerate() {
+            let fs = match missing.binary_search(&i) {
+                Ok(at) => {
+                    let digest = image.manifest.layers()[i].digest();
+                    made[at].tree.settle(&below).map_err(|e| e.of_layer(digest))?;
+                    made[at].dir.join("fs")
+                }
+                Err(_) => self.fs(chain)?,
+            };
+            below.insert(0, fs);
+        }
+        Ok(())
+    }
+
+    // ---- what is here ----
+
+    fn layer(&self, chain: &ChainId) -> Result<PathBuf> {
+        Ok(self.dir.join(format!("sha256-{}", hex_of(chain)?)))
     }
 
     /// The layer's tree, to be mounted.
-    pub fn fs(&self, chain: &ChainId) -> PathBuf {
-        self.dir.join(chain.digest()).join("fs")
+    pub fn fs(&self, chain: &ChainId) -> Result<PathBuf> {
+        Ok(self.layer(chain)?.join("fs"))
     }
 
-    /// For each chain ID its layer's meta data, `None` if it is not (wholly) here.
+    /// The trees of an image's layers, top first, as overlay wants them.
+    pub fn lower(&self, chain: &[ChainId]) -> Result<Vec<PathBuf>> {
+        chain.iter().rev().map(|c| self.fs(c)).collect()
+    }
+
+    /// For each chain ID its layer's metadata, `None` if it is not (wholly) here.
     pub fn observe(&self, chain: &[ChainId]) -> Result<Vec<Option<LayerMeta>>> {
-        let _ = chain;
-        todo!()
+        chain.iter().map(|c| self.meta(c)).collect()
     }
 
-    pub fn list(&self) -> Result<Vec<(ChainId, LayerMeta)>> {
-        todo!()
+    fn meta(&self, chain: &ChainId) -> Result<Option<LayerMeta>> {
+        let path = self.layer(chain)?.join("meta.json");
+        match fs::read(&path) {
+            // Unreadable metadata: the layer is made again, as if it were not here.
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io("read", path.display())(e)),
+        }
+    }
+
+    /// Every layer, whole or damaged.
+    pub fn list(&self) -> Result<Vec<(ChainId, Option<LayerMeta>)>> {
+        let mut list = Vec::new();
+        for name in self.names()? {
+            let chain = name
+                .strip_prefix("sha256-")
+                .and_then(|hex| Digest::from_str(&format!("sha256:{hex}")).ok());
+            if let Some(chain) = chain {
+                let meta = self.meta(&chain)?;
+                list.push((chain, meta));
+            }
+        }
+        Ok(list)
     }
 
     /// Renames the layer into the trash; absent is success.
     pub fn remove(&self, chain: &ChainId) -> Result<()> {
-        let _ = chain;
-        todo!()
+        self.trash.bury(&self.layer(chain)?)
     }
 
-    /// Compares the tree with the hash of its meta data (names, types, sizes, modes, owners, times).
+    /// Compares the tree with the hash in its metadata (names, types, sizes, modes, owners, times). A damaged layer
+    /// should be removed, if no container uses it, and ensured again.
     pub fn verify(&self, chain: &ChainId) -> Result<Soundness> {
-        let _ = chain;
-        todo!()
+        let Some(meta) = self.meta(chain)? else {
+            let here = self.layer(chain)?.exists();
+            return Ok(if here { Soundness::Damaged } else { Soundness::Absent });
+        };
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let Ok(fs) = nix::fcntl::open(&self.fs(chain)?, flags, Mode::empty()) else {
+            return Ok(Soundness::Damaged);
+        };
+        use std::os::fd::AsFd;
+        let (tree, _) = verify::tree(fs.as_fd())?;
+        Ok(if tree == meta.tree {
+            Soundness::Sound
+        } else {
+            Soundness::Damaged
+        })
     }
 
+    /// Disk used by all layers, from their metadata.
     pub fn usage(&self) -> Result<Usage> {
-        todo!()
+        let metas = self.list()?.into_iter().filter_map(|(_, meta)| meta);
+        Ok(metas.fold(Usage::default(), |sum, m| Usage {
+            bytes: sum.bytes + m.bytes,
+            inodes: sum.inodes + m.inodes,
+        }))
+    }
+}
+
+impl Making<'_> {
+    fn commit(self, chain: &ChainId) -> Result<()> {
+        let place = self.layers.layer(chain)?;
+        // Here with unreadable metadata, or it would not have been made again.
+        self.layers.trash.bury(&place)?;
+        fs::rename(&self.dir, &place).map_err(Error::io("rename into place", place.display()))
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        if let Err(e) = self.layers.trash.bury(&self.dir) {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+/// A mutex whose data cannot be left broken by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A counting semaphore for threads.
+#[derive(Debug)]
+struct Permits {
+    most: usize,
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl Permits {
+    fn new(most: usize) -> Permits {
+        Permits {
+            most,
+            free: Mutex::new(most),
+            freed: Condvar::new(),
+        }
+    }
+
+    fn take(&self) -> Permit<'_> {
+        let free = lock(&self.free);
+        let mut free = self
+            .freed
+            .wait_while(free, |free| *free == 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        *free -= 1;
+        Permit(self)
+    }
+}
+
+struct Permit<'a>(&'a Permits);
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.free) += 1;
+        self.0.freed.notify_one();
     }
 }

@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -55,7 +55,7 @@ pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path)
     let mut lower = lower;
     if lower.is_empty() {
         // An image may have no layers; overlay wants one.
-        empty = [work.join("none")];
+        empty = [work.with_file_name("empty")];
         fs::create_dir_all(&empty[0]).map_err(Error::io("create directory", empty[0].display()))?;
         lower = &empty;
     }
@@ -65,6 +65,95 @@ pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path)
         Err(e) => Err(e),
     };
     mounted.map_err(Error::io("mount the root file system at", target.display()))
+}
+
+/// The user namespace that a root file system is shown to.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapping<'a> {
+    pub userns: BorrowedFd<'a>,
+    /// Host ids of the namespace's root, who owns `/` of the container.
+    pub root: (u32, u32),
+}
+
+/// As [`mount_rootfs`], for a container in a user namespace: the layers' files belong to the ids that `mapping` gives
+/// them, without any being changed on disk (idmapped layers, Linux 5.19). New files are stored with their host ids.
+pub fn mount_rootfs_mapped(
+    lower: &[PathBuf],
+    upper: &Path,
+    work: &Path,
+    target: &Path,
+    mapping: Mapping<'_>,
+) -> Result<()> {
+    if let Some(Mounted {
+        kind: FsKind::Overlay, ..
+    }) = observe(target)?
+    {
+        return Ok(());
+    }
+    fs::create_dir_all(upper).map_err(Error::io("create directory", upper.display()))?;
+    let (uid, gid) = mapping.root;
+    std::os::unix::fs::chown(upper, Some(uid), Some(gid)).map_err(Error::io("chown", upper.display()))?;
+    let scratch = target.with_file_name("mapped");
+    let outcome = map_all(lower, &scratch, mapping).and_then(|mapped| mount_rootfs(&mapped, upper, work, target));
+    // Overlay has its own clones by now.
+    let cleared = clear_scratch(&scratch);
+    outcome.and(cleared)
+}
+
+/// Mounts of the layers that show mapped owners. They must be attached somewhere while overlay takes its clones: it
+/// refuses detached ones before Linux 6.15.
+fn map_all(lower: &[PathBuf], scratch: &Path, mapping: Mapping<'_>) -> Result<Vec<PathBuf>> {
+    clear_scratch(scratch)?;
+    let mut mapped = Vec::new();
+    for (i, layer) in lower.iter().enumerate() {
+        let point = scratch.join(i.to_string());
+        fs::create_dir_all(&point).map_err(Error::io("create directory", point.display()))?;
+        map_one(layer, &point, mapping.userns).map_err(Error::io("map the owners of", layer.display()))?;
+        mapped.push(point);
+    }
+    Ok(mapped)
+}
+
+fn map_one(layer: &Path, point: &Path, userns: BorrowedFd<'_>) -> nix::Result<()> {
+    let path = CString::new(layer.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
+    // SAFETY: the path is NUL-terminated; a descriptor that the kernel answers is ours.
+    let tree = unsafe { fd_from(libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags))? };
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: userns.as_raw_fd() as u64,
+    };
+    let size = std::mem::size_of::<libc::mount_attr>();
+    // SAFETY: the path is NUL-terminated, the structure as long as stated; both outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &attributes as *const libc::mount_attr,
+            size,
+        )
+    };
+    Errno::result(result)?;
+    attach(&tree, point)
+}
+
+/// Unmounts and removes what [`map_all`] made, also before a crash.
+fn clear_scratch(scratch: &Path) -> Result<()> {
+    let failed = |e: std::io::Error| Error::io("clear", scratch.display())(e);
+    let points = match fs::read_dir(scratch) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(failed)?,
+    };
+    for point in points {
+        let point = point.map_err(failed)?.path();
+        unmount(&point)?;
+        fs::remove_dir(&point).map_err(failed)?;
+    }
+    fs::remove_dir(scratch).map_err(failed)
 }
 
 /// The merged, read-only view of `lower` (top first), attached nowhere: gone when the descriptor is closed.
@@ -489,6 +578,67 @@ mod tests {
             MountTable::read().unwrap().ours(&[root.path().to_path_buf()]).count(),
             0
         );
+    }
+
+    #[test]
+    fn owners_are_mapped_for_a_user_namespace() {
+        use std::io::{BufRead, BufReader};
+        use std::os::unix::fs::MetadataExt;
+        use std::process::{Command, Stdio};
+        let mut child = Command::new("unshare")
+            .args(["-U", "sh", "-c", "echo ready; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line, "ready\n");
+        let proc = PathBuf::from(format!("/proc/{}", child.id()));
+        for map in ["uid_map", "gid_map"] {
+            fs::write(proc.join(map), "0 100000 65536").unwrap();
+        }
+        let userns = fs::File::open(proc.join("ns/user")).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let lower = layers(root.path(), 2);
+        std::os::unix::fs::chown(lower[1].join("f1"), Some(7), Some(8)).unwrap();
+        let mapping = Mapping {
+            userns: userns.as_fd(),
+            root: (100_000, 100_000),
+        };
+        fs::create_dir_all(at("mapped/5")).unwrap(); // left by a crash
+        for _ in 0..2 {
+            mount_rootfs_mapped(&lower, &at("upper"), &at("work"), &at("target"), mapping).unwrap();
+        }
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        let owner = |name: &str| fs::metadata(at(name)).map(|m| (m.uid(), m.gid())).unwrap();
+        assert_eq!(owner("target"), (100_000, 100_000));
+        assert_eq!(owner("target/f0"), (100_000, 100_000));
+        assert_eq!(owner("target/f1"), (100_007, 100_008));
+        fs::write(at("target/f1"), "copied up").unwrap();
+        assert_eq!(owner("target/f1"), (100_007, 100_008));
+        assert_eq!(owner("upper/f1"), (100_007, 100_008));
+        assert_eq!(fs::metadata(lower[1].join("f1")).unwrap().uid(), 7);
+        assert_eq!(
+            MountTable::read().unwrap().ours(&[root.path().to_path_buf()]).count(),
+            1
+        );
+        assert!(!at("mapped").exists());
+        unmount(&at("target")).unwrap();
+    }
+
+    #[test]
+    fn no_layers_at_all() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        mount_rootfs(&[], &at("upper"), &at("work"), &at("target")).unwrap();
+        fs::write(at("target/file"), "x").unwrap();
+        unmount(&at("target")).unwrap();
+        assert_eq!(fs::read(at("upper/file")).unwrap(), b"x");
     }
 
     #[test]

@@ -393,3 +393,227 @@ pub fn inode_of(kind: Kind, pid: u32) -> Result<u64> {
     let ns = format!("/proc/{pid}/ns/{}", kind.name());
     Ok(fs::metadata(&ns).map_err(system("look at", &ns))?.ino())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Pins in a directory of the test's own, and a net pin where it belongs.
+    struct Set {
+        dir: tempfile::TempDir,
+        instance: String,
+    }
+
+    impl Set {
+        fn new() -> Set {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let instance = format!(
+                "t{:x}x{}",
+                std::process::id(),
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            );
+            Set {
+                dir: tempfile::tempdir().unwrap(),
+                instance,
+            }
+        }
+
+        fn pins(&self) -> Pins {
+            Pins {
+                net: Some(net_path(&self.instance, "uid")),
+                ipc: Some(self.dir.path().join("ns/ipc")),
+                uts: Some(self.dir.path().join("ns/uts")),
+                hostname: "web-0".into(),
+                ..Pins::default()
+            }
+        }
+    }
+
+    impl Drop for Set {
+        fn drop(&mut self) {
+            for (_, path) in self.pins().list() {
+                remove(&path).unwrap();
+            }
+        }
+    }
+
+    /// Runs something in pinned namespaces.
+    fn inside<T: Send + 'static>(pins: &Pins, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let paths = pins.list();
+        let run = move || {
+            for (_, path) in paths {
+                nix::sched::setns(File::open(path).unwrap(), CloneFlags::empty()).unwrap();
+            }
+            work()
+        };
+        std::thread::spawn(run).join().unwrap()
+    }
+
+    fn sysctl(name: &str) -> String {
+        fs::read_to_string(Path::new("/proc/sys").join(name))
+            .unwrap()
+            .trim()
+            .replace('\t', " ")
+    }
+
+    #[test]
+    fn namespaces_are_prepared_and_outlive_their_thread() {
+        let set = Set::new();
+        let mut pins = set.pins();
+        pins.sysctls = [
+            ("kernel.shmmni", "123"),
+            ("net.ipv4.tcp_fin_timeout", "33"),
+            ("fs.mqueue.msg_max", "20"),
+        ]
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .into();
+        ensure(&pins).unwrap();
+        let begun = std::time::Instant::now();
+        ensure(&pins).unwrap();
+        println!("again: {:?}", begun.elapsed());
+        let (hostname, up, sysctls) = inside(&pins, || {
+            let up = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap();
+            let all = [
+                "kernel/shmmni",
+                "net/ipv4/tcp_fin_timeout",
+                "fs/mqueue/msg_max",
+                "net/ipv4/ip_unprivileged_port_start",
+                "net/ipv4/ping_group_range",
+            ];
+            (nix::unistd::gethostname().unwrap(), up, all.map(sysctl))
+        });
+        assert_eq!(hostname, "web-0");
+        assert!(up.contains("lo"), "{up}");
+        assert_eq!(sysctls, ["123", "33", "20", "0", "0 2147483647"]);
+        assert_ne!(
+            sysctl("kernel/shmmni"),
+            "123",
+            "the host's own is untouched"
+        );
+        assert_ne!(nix::unistd::gethostname().unwrap(), "web-0");
+        assert_eq!(list(&set.instance).unwrap(), ["uid"]);
+        for (_, path) in pins.list() {
+            remove(&path).unwrap();
+            remove(&path).unwrap();
+            assert_eq!(observe(&path).unwrap(), Pin::Absent);
+        }
+        assert!(list(&set.instance).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_part_of_a_set_is_made_anew() {
+        let set = Set::new();
+        let pins = set.pins();
+        let inodes = || {
+            pins.list()
+                .iter()
+                .map(|(_, p)| observe(p).unwrap())
+                .collect::<Vec<_>>()
+        };
+        ensure(&pins).unwrap();
+        let first = inodes();
+        // Cut short before the last pin: an empty file.
+        umount2(pins.uts.as_ref().unwrap(), MntFlags::MNT_DETACH).unwrap();
+        assert_eq!(observe(pins.uts.as_ref().unwrap()).unwrap(), Pin::NotNsfs);
+        ensure(&pins).unwrap();
+        let second = inodes();
+        assert!(second.iter().all(|p| matches!(p, Pin::Ns { .. })));
+        assert_ne!(first, second);
+        ensure(&pins).unwrap();
+        assert_eq!(inodes(), second);
+    }
+
+    #[test]
+    fn a_lost_pin_is_bound_again_from_a_process() {
+        let set = Set::new();
+        let pins = set.pins();
+        ensure(&pins).unwrap();
+        let path = pins.net.clone().unwrap();
+        let before = observe(&path).unwrap();
+        // A process of the pod.
+        let mut child = inside(&pins, || {
+            std::process::Command::new("sleep")
+                .arg("1000")
+                .spawn()
+                .unwrap()
+        });
+        remove(&path).unwrap();
+        rebind(&path, Kind::Net, child.id()).unwrap();
+        assert_eq!(observe(&path).unwrap(), before);
+        assert_eq!(
+            before,
+            Pin::Ns {
+                inode: inode_of(Kind::Net, child.id()).unwrap()
+            }
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(rebind(&path, Kind::Net, child.id()).is_err());
+        assert_eq!(
+            observe(&path).unwrap(),
+            before,
+            "a dead process changes nothing"
+        );
+    }
+
+    #[test]
+    fn bad_sysctls_are_named_before_anything_is_made() {
+        let set = Set::new();
+        let with = |pins: Pins, key: &str| Pins {
+            sysctls: [(key.to_string(), "1".to_string())].into(),
+            ..pins
+        };
+        for key in [
+            "kernel.panic",
+            "vm.swappiness",
+            "kernel.shm..x",
+            "net..x",
+            "net./etc",
+            "user.max_net_namespaces",
+        ] {
+            let error = ensure(&with(set.pins(), key)).unwrap_err();
+            assert!(error.to_string().contains(key), "{error}");
+            assert_eq!(error.class(), Class::Permanent);
+        }
+        let host_net = Pins {
+            net: None,
+            ..set.pins()
+        };
+        assert!(ensure(&with(host_net, "net.ipv4.ip_forward")).is_err());
+        let host_ipc = Pins {
+            ipc: None,
+            ..set.pins()
+        };
+        assert!(ensure(&with(host_ipc, "kernel.shmmax")).is_err());
+        assert!(
+            ensure(&Pins {
+                user: true,
+                ..set.pins()
+            })
+            .is_err()
+        );
+        assert_eq!(
+            observe(set.pins().net.as_ref().unwrap()).unwrap(),
+            Pin::Absent
+        );
+        // Refused by the kernel: no pin is left that looks whole.
+        assert!(ensure(&with(set.pins(), "net.ipv4.nonsense")).is_err());
+        assert_eq!(
+            observe(set.pins().net.as_ref().unwrap()).unwrap(),
+            Pin::NotNsfs
+        );
+    }
+
+    #[test]
+    fn many_at_once() {
+        let sets: Vec<Set> = (0..20).map(|_| Set::new()).collect();
+        let begun = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            for set in &sets {
+                scope.spawn(|| ensure(&set.pins()).unwrap());
+            }
+        });
+        println!("20 sets at once: {:?}", begun.elapsed());
+    }
+}

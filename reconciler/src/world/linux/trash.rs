@@ -158,9 +158,10 @@ mod tests {
         fs::create_dir(&victim).unwrap();
         // Deeper than any path can name.
         let mut at: OwnedFd = fs::File::open(&victim).unwrap().into();
-        for _ in 0..3000 {
-            nix::sys::stat::mkdirat(&at, "directory", Mode::S_IRWXU).unwrap();
-            at = descend(at.as_fd(), OsStr::new("directory")).unwrap();
+        let name = "n".repeat(200);
+        for _ in 0..150 {
+            nix::sys::stat::mkdirat(&at, name.as_str(), Mode::S_IRWXU).unwrap();
+            at = descend(at.as_fd(), OsStr::new(&name)).unwrap();
         }
         let outside = root.path().join("outside");
         fs::create_dir(&outside).unwrap();

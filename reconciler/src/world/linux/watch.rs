@@ -72,7 +72,7 @@ async fn pump(
     changed: broadcast::Sender<PathBuf>,
 ) {
     // SAFETY: the descriptor is a fresh duplicate that the AsyncFd owns for as long as it is registered.
-    let register = |fd| unsafe { AsyncFd::register(fd) };
+    let register = |fd| unsafe { AsyncFd::register(fd) }.map_err(std::io::Error::from);
     let Ok(fd) = inotify.as_fd().try_clone_to_owned().and_then(register) else {
         tracing::error!("cannot watch run records: exits are noticed at the next resync only");
         return;

@@ -7,6 +7,7 @@
 //! ```
 
 use std::fs;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
@@ -59,13 +60,23 @@ fn hash(text: &str) -> String {
 }
 
 impl Bridge {
-    /// Chooses the pods' networks and makes the bridge. The networks are those configured, else those in use, else
-    /// free ones; a lock keeps two instances from choosing the same.
+    /// Chooses the pods' networks and makes the bridge. A lock keeps two instances from choosing the same.
     pub async fn open(config: &Config, attachments: &[Attachment]) -> Result<Bridge> {
-        let _lock = tokio::task::spawn_blocking(lock)
-            .await
-            .map_err(|e| system("take", "the lock")(e.into()))??;
+        let locked = tokio::task::spawn_blocking(lock).await;
+        let _lock = locked.map_err(|e| system("take", "the lock")(e.into()))??;
         let links = Links::here()?;
+        let bridge = Bridge::choose(config, attachments, &links).await?;
+        bridge.ensure(&links).await?;
+        Ok(bridge)
+    }
+
+    /// The bridge as it should be, reading only. The pods' networks are those configured, else those in use, else free
+    /// ones.
+    pub async fn choose(
+        config: &Config,
+        attachments: &[Attachment],
+        links: &Links,
+    ) -> Result<Bridge> {
         let name = bridge_name(&config.instance);
         let in_use = match links.by_name(&name).await? {
             Some(link) => links.addresses(link.index).await?,
@@ -82,7 +93,7 @@ impl Bridge {
         let mut nets = vec![
             match checked("pod CIDR", config.pod_cidr4, false)?.or(of_family(false)) {
                 Some(net) => net,
-                None => free_net(&links).await?,
+                None => free_net(links).await?,
             },
         ];
         if has_ipv6() {
@@ -94,14 +105,13 @@ impl Bridge {
             );
         }
         let mtu = links.default_mtu().await?.map(|mtu| mtu.min(1500));
-        let bridge = Bridge {
+        let instance = config.instance.clone();
+        Ok(Bridge {
             name,
-            instance: config.instance.clone(),
+            instance,
             nets,
             mtu,
-        };
-        bridge.ensure(&links).await?;
-        Ok(bridge)
+        })
     }
 
     /// Makes what is missing of the bridge; its index.
@@ -216,9 +226,23 @@ pub struct Plug {
 }
 
 impl Plug {
-    /// Looks at both ends of a pod's link.
+    /// Looks at both ends of a pod's link, reading only.
     pub async fn look(links: &Links, instance: &str, attachment: &Attachment) -> Result<Plug> {
-        let inside = Links::inside(&attachment.netns, no_router_advertisements).await?;
+        Plug::open(links, instance, attachment, || Ok(())).await
+    }
+
+    /// The same, before something is changed.
+    pub async fn take(links: &Links, instance: &str, attachment: &Attachment) -> Result<Plug> {
+        Plug::open(links, instance, attachment, no_router_advertisements).await
+    }
+
+    async fn open(
+        links: &Links,
+        instance: &str,
+        attachment: &Attachment,
+        prepare: fn() -> io::Result<()>,
+    ) -> Result<Plug> {
+        let inside = Links::inside(&attachment.netns, prepare).await?;
         let host = links.by_name(&host_link(instance, &attachment.uid)).await?;
         let eth0 = inside.by_name(&attachment.ifname).await?;
         Ok(Plug { inside, host, eth0 })
@@ -447,7 +471,7 @@ pub async fn list(instance: &str) -> Result<Vec<String>> {
 }
 
 /// New links of a pod take no router advertisements: a neighbour could send them. Runs inside its namespace.
-fn no_router_advertisements() -> std::io::Result<()> {
+fn no_router_advertisements() -> io::Result<()> {
     let path = "/proc/sys/net/ipv6/conf/default/accept_ra";
     match fs::read_to_string(path) {
         Ok(value) if value.trim() != "0" => fs::write(path, "0"),

@@ -105,7 +105,7 @@ impl Builtin {
         // The pin's name never changes, but a root may move.
         attachment.netns.clone_from(&want.netns);
         let links = Links::here()?;
-        let plug = Plug::look(&links, &self.config.instance, &attachment).await?;
+        let plug = Plug::take(&links, &self.config.instance, &attachment).await?;
         plug.ensure(&links, &open.bridge, &attachment).await?;
         let (ports, ported) = (open.ports.clone(), attachment.clone());
         blocking(move || ports.ensure(&ported)).await?;
@@ -151,12 +151,21 @@ impl Builtin {
         if !attachment.of_this_boot() {
             return Ok(State::Partial("made before the machine restarted".into()));
         }
-        let open = self.open().await?;
         let links = Links::here()?;
-        let (bridge, mut faults) = open.bridge.look(&links).await?;
+        let (bridge, ports) = match self.open.get() {
+            Some(open) => (open.bridge.clone(), open.ports.clone()),
+            // Looking must not make anything.
+            None => {
+                let bridge =
+                    Bridge::choose(&self.config, &self.attachments().await?, &links).await?;
+                let ports = HostPorts::new(self.table(bridge.nets.clone()));
+                (bridge, Arc::new(ports))
+            }
+        };
+        let (index, mut faults) = bridge.look(&links).await?;
         match Plug::look(&links, &self.config.instance, &attachment).await {
             Ok(plug) => faults.extend(
-                plug.faults(&self.config.instance, bridge, &attachment)
+                plug.faults(&self.config.instance, index, &attachment)
                     .await?,
             ),
             Err(Error::NetnsGone(path)) => {
@@ -164,8 +173,8 @@ impl Builtin {
             }
             Err(error) => return Err(error),
         }
-        let (ports, uid) = (open.ports.clone(), attachment.uid.clone());
-        faults.extend(blocking(move || ports.fault(&uid)).await?);
+        let ported = attachment.clone();
+        faults.extend(blocking(move || ports.fault(&ported)).await?);
         Ok(match (attachment.complete, faults.is_empty()) {
             (true, true) => State::Attached(Box::new(attachment)),
             (true, false) => State::Drifted(faults.join("; ")),

@@ -13,7 +13,8 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, listen,
     setsockopt, socket, sockopt,
 };
-use tokio::task::AbortHandle;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::attachment::Attachment;
 use super::error::{Error, Result, system};
@@ -45,7 +46,18 @@ struct Pod {
 
 enum Held {
     Socket { _fd: OwnedFd },
-    Relay(AbortHandle),
+    Relay(JoinHandle<()>),
+}
+
+impl Held {
+    /// Lets go of the port, and returns when it is free: an aborted task keeps its socket a moment longer. Not for the
+    /// runtime's own threads.
+    fn release(mut self) {
+        if let Held::Relay(task) = &mut self {
+            task.abort();
+            let _ = Handle::current().block_on(task);
+        }
+    }
 }
 
 impl Drop for Held {
@@ -106,7 +118,7 @@ impl HostPorts {
     pub fn ensure(&self, attachment: &Attachment) -> Result<()> {
         let mut memory = self.memory();
         if memory.pods.contains_key(&attachment.uid) {
-            let fault = self.fault_of(&memory, &attachment.uid)?;
+            let fault = self.fault_of(&memory, attachment)?;
             return if fault.is_some() {
                 self.rebuild(&mut memory)
             } else {
@@ -164,7 +176,9 @@ impl HostPorts {
                 }
                 return Err(error);
             }
-            memory.pods.remove(&attachment.uid);
+            if let Some(pod) = memory.pods.remove(&attachment.uid) {
+                pod.held.into_iter().for_each(Held::release);
+            }
         }
         drop(memory);
         if attachment.ports.iter().all(|p| p.protocol != Protocol::Udp) {
@@ -175,15 +189,15 @@ impl HostPorts {
         forget(|flow| ips.contains(&flow.answers_from) && flow.destination != flow.answers_from)
     }
 
-    /// What is wrong with a pod's ports, by the kernel.
-    pub fn fault(&self, uid: &str) -> Result<Option<String>> {
-        self.fault_of(&self.memory(), uid)
+    /// What is wrong with a pod's ports, by the kernel and, once this daemon serves any, by memory.
+    pub fn fault(&self, attachment: &Attachment) -> Result<Option<String>> {
+        self.fault_of(&self.memory(), attachment)
     }
 
-    fn fault_of(&self, memory: &Memory, uid: &str) -> Result<Option<String>> {
-        let Some(pod) = memory.pods.get(uid) else {
+    fn fault_of(&self, memory: &Memory, attachment: &Attachment) -> Result<Option<String>> {
+        if memory.made && !memory.pods.contains_key(&attachment.uid) {
             return Ok(Some("the host ports are not held".into()));
-        };
+        }
         let table = format!("inet {}", self.table.name);
         let Some(elements) = self
             .table
@@ -192,7 +206,10 @@ impl HostPorts {
         else {
             return Ok(Some(format!("nftables table {table} is not whole")));
         };
-        let missing = pod.elements.iter().find(|e| !elements.contains(e));
+        let missing = Pod::new(attachment)
+            .elements
+            .into_iter()
+            .find(|e| !elements.contains(e));
         Ok(missing.map(|e| {
             format!(
                 "host port {}/{} is not mapped",
@@ -288,7 +305,10 @@ fn hold(port: &PortMapping, ips: &[IpAddr]) -> Result<Vec<Held>> {
     };
     for address in addresses {
         let place = SocketAddr::new(address, port.host_port);
-        let fd = match bound(port.protocol, place) {
+        let loopback6 = address == IpAddr::from(Ipv6Addr::LOCALHOST)
+            || address == IpAddr::from(Ipv6Addr::UNSPECIFIED);
+        let relayed = loopback6 && port.protocol != Protocol::Sctp;
+        let fd = match bound(port.protocol, place, relayed) {
             Ok(fd) => fd,
             Err(nix::Error::EADDRINUSE) => {
                 return Err(taken(port, holder(port.protocol, port.host_port)));
@@ -302,10 +322,7 @@ fn hold(port: &PortMapping, ips: &[IpAddr]) -> Result<Vec<Held>> {
             Err(nix::Error::EADDRNOTAVAIL) if address.is_ipv6() => continue,
             Err(e) => return Err(system("bind host port", place)(e.into())),
         };
-        let loopback6 = address == IpAddr::from(Ipv6Addr::LOCALHOST)
-            || address == IpAddr::from(Ipv6Addr::UNSPECIFIED);
         let pod = ips.iter().find(|ip| ip.is_ipv6()).or(ips.first());
-        let relayed = loopback6 && port.protocol != Protocol::Sctp;
         held.push(match pod.filter(|_| relayed) {
             Some(ip) => {
                 let pod = SocketAddr::new(*ip, port.container_port);
@@ -317,7 +334,7 @@ fn hold(port: &PortMapping, ips: &[IpAddr]) -> Result<Vec<Held>> {
     Ok(held)
 }
 
-fn bound(protocol: Protocol, place: SocketAddr) -> nix::Result<OwnedFd> {
+fn bound(protocol: Protocol, place: SocketAddr, relayed: bool) -> nix::Result<OwnedFd> {
     let family = if place.is_ipv6() {
         AddressFamily::Inet6
     } else {
@@ -335,6 +352,12 @@ fn bound(protocol: Protocol, place: SocketAddr) -> nix::Result<OwnedFd> {
     if place.is_ipv6() {
         setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
     }
+    // A listener shares with none, and must not wait for the last connections of the one before it.
+    setsockopt(
+        &fd,
+        sockopt::ReuseAddr,
+        &(relayed && protocol == Protocol::Tcp),
+    )?;
     setsockopt(&fd, sockopt::IpFreebind, &true)?;
     bind(fd.as_raw_fd(), &SockaddrStorage::from(place))?;
     Ok(fd)
@@ -350,7 +373,7 @@ fn relay(protocol: Protocol, fd: OwnedFd, pod: SocketAddr) -> io::Result<Held> {
         let listener = tokio::net::TcpListener::from_std(TcpListener::from(fd))?;
         tokio::spawn(relay::tcp(listener, pod))
     };
-    Ok(Held::Relay(task.abort_handle()))
+    Ok(Held::Relay(task))
 }
 
 /// Says who has a port, as well as `/proc/net` knows. Bound sockets that do not listen are not in it.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::error::{Error, Result};
 
@@ -91,22 +92,20 @@ impl Runner {
         let mut child = command
             .spawn()
             .map_err(|e| odd(format!("cannot run {}: {e}", path.display())))?;
-        let group = child.id();
         let input = serde_json::to_vec(config).map_err(|e| odd(e.to_string()))?;
-        let done = tokio::time::timeout(self.timeout, talk(&mut child, &input)).await;
-        let (status, stdout, stderr) = match done {
-            Ok(Ok(done)) => done,
-            failed => {
-                kill(group);
+        let (status, stdout, stderr) = match talk(&mut child, &input, self.timeout).await {
+            Ok(done) => done,
+            Err(error) => {
+                kill(child.id());
                 let _ = child.wait().await;
                 let seconds = self.timeout.as_secs();
-                return Err(match failed {
-                    Ok(Err(e)) => odd(e.to_string()),
-                    _ => Error::PluginTimeout {
+                return Err(match error.kind() {
+                    io::ErrorKind::TimedOut => Error::PluginTimeout {
                         plugin: plugin.into(),
                         verb: verb.name(),
                         seconds,
                     },
+                    _ => odd(error.to_string()),
                 });
             }
         };
@@ -134,16 +133,21 @@ impl Runner {
     }
 }
 
-async fn talk(child: &mut Child, input: &[u8]) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+/// Feeds a plugin and hears it out. Its end counts, not that of its output, which a process it leaves behind may hold.
+async fn talk(
+    child: &mut Child,
+    input: &[u8],
+    limit: Duration,
+) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+    let deadline = Instant::now() + limit;
     let (mut stdin, stdout, stderr) =
         (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let write = async {
         // A plugin that does not read its input is its own affair.
-        if let Some(stdin) = &mut stdin {
+        if let Some(mut stdin) = stdin.take() {
             let _ = stdin.write_all(input).await;
         }
-        drop(stdin.take());
     };
     let status = {
         let output = async {
@@ -155,10 +159,13 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<(ExitStatus, Vec<u8
         let all = async { tokio::join!(write, output).1 };
         tokio::pin!(all);
         tokio::select! {
-            ended = &mut all => { ended?; child.wait().await? }
-            status = child.wait() => {
-                let status = status?;
-                if let Ok(ended) = tokio::time::timeout(TRAIL, all).await {
+            ended = &mut all => {
+                ended?;
+                timeout_at(deadline, child.wait()).await??
+            }
+            status = timeout_at(deadline, child.wait()) => {
+                let status = status??;
+                if let Ok(ended) = timeout(TRAIL, all).await {
                     ended?;
                 }
                 status
@@ -216,10 +223,13 @@ fn failure(plugin: &str, verb: Verb, status: ExitStatus, stdout: &[u8], stderr: 
     let code = error.get("code").and_then(Value::as_u64).unwrap_or(0);
     let mut parts = vec![field("msg"), field("details")];
     if parts[0].is_empty() {
-        let tail = String::from_utf8_lossy(&stderr[stderr.len().saturating_sub(1024)..])
-            .trim()
-            .to_string();
-        parts = vec![status.to_string(), tail];
+        let heard = if stderr.trim_ascii().is_empty() {
+            stdout
+        } else {
+            stderr
+        };
+        let tail = String::from_utf8_lossy(&heard[heard.len().saturating_sub(1024)..]);
+        parts = vec![status.to_string(), tail.trim().to_string()];
     }
     parts.retain(|p| !p.is_empty());
     // One line, whatever the plugin printed.

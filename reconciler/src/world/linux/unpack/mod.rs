@@ -15,6 +15,9 @@ pub mod tar;
 pub mod verify;
 pub mod whiteout;
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -22,7 +25,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat};
@@ -202,7 +205,7 @@ pub struct Tree {
     diff_id: Digest,
     limits: Limits,
     /// Last parent used.
-    cached: Option<(Vec<u8>, Rc<OwnedFd>)>,
+    cached: Option<(Vec<u8>, Arc<OwnedFd>)>,
     /// Directories with an entry of their own; times are set when nothing is added to them any more.
     times: HashMap<Vec<u8>, (i64, u32)>,
     /// Real paths of directories made because something lies in them.
@@ -211,6 +214,7 @@ pub struct Tree {
     borrowed: BTreeMap<Vec<u8>, Vec<u8>>,
     opaque: bool,
     remembered: usize,
+    buffer: Vec<u8>,
 }
 
 impl Tree {
@@ -237,6 +241,7 @@ impl Tree {
             borrowed: BTreeMap::new(),
             opaque: false,
             remembered: 0,
+            buffer: vec![0; 128 << 10],
         })
     }
 
@@ -332,7 +337,7 @@ impl Tree {
                 }
                 other => other.map_err(failed)?,
             };
-            return fill(File::from(fd), entry, data, &shown);
+            return fill(File::from(fd), entry, data, &mut self.buffer, &shown);
         }
         self.clear(at, path, name, &shown)?;
         self.special(entry, at, name, &shown)
@@ -467,7 +472,7 @@ impl Tree {
     // ---- directories ----
 
     /// Opens (O_PATH) a directory of the layer, making what is missing.
-    fn parent(&mut self, dir: &[u8], shown: &str) -> Result<Rc<OwnedFd>> {
+    fn parent(&mut self, dir: &[u8], shown: &str) -> Result<Arc<OwnedFd>> {
         if let Some((cached, fd)) = &self.cached
             && cached == dir
         {
@@ -479,7 +484,7 @@ impl Tree {
             Err(Errno::ENOENT | Errno::ENOTDIR) => self.make_directories(dir, shown)?,
             Err(e) => return Err(Error::io("open the directory of", shown)(e)),
         };
-        let fd = Rc::new(fd);
+        let fd = Arc::new(fd);
         self.cached = Some((dir.to_vec(), fd.clone()));
         Ok(fd)
     }
@@ -567,8 +572,9 @@ impl Tree {
             } else {
                 Some(mounts::detached(lower)?)
             };
+            let mut copied = BTreeSet::new();
             for (path, target) in std::mem::take(&mut self.borrowed) {
-                self.borrow(below.as_ref(), &path, &target)?;
+                self.borrow(below.as_ref(), &path, &target, &mut copied)?;
             }
             if let Some(below) = &below
                 && self.opaque
@@ -580,8 +586,14 @@ impl Tree {
         self.set_times()
     }
 
-    /// Copies a file up, then links to the copy, as a container would have done.
-    fn borrow(&mut self, below: Option<&OwnedFd>, path: &[u8], target: &[u8]) -> Result<()> {
+    /// Copies a file up, then links to the copy, as a container would have done. `copied` are the targets so far.
+    fn borrow(
+        &mut self,
+        below: Option<&OwnedFd>,
+        path: &[u8],
+        target: &[u8],
+        copied: &mut BTreeSet<Vec<u8>>,
+    ) -> Result<()> {
         let (shown, aim) = (printable(path), printable(target));
         let absent = || {
             Error::invalid(
@@ -613,13 +625,16 @@ impl Tree {
         let to = self.parent(dir, &shown)?;
         if real {
             let beside = self.parent(target_dir, &aim)?;
-            let have = look(beside.as_fd(), target_name).map_err(Error::io("stat", &aim))?;
-            if have.is_none() {
+            // What else has that name here came after the link: it is not what the link meant.
+            if look(beside.as_fd(), target_name)
+                .map_err(Error::io("stat", &aim))?
+                .is_none()
+            {
                 copy_up(from.as_fd(), target_name, &stat, beside.as_fd(), target_name)
                     .map_err(Error::io("copy up", &aim))?;
+                copied.insert(target.to_vec());
             }
-            // Another file of that name came after the link: it is not what the link meant.
-            if have.is_none_or(|h| h.st_mtime == stat.st_mtime && h.st_size == stat.st_size && !is_whiteout(&h)) {
+            if copied.contains(target) {
                 let (from, to_name) = (OsStr::from_bytes(target_name), OsStr::from_bytes(name));
                 return linkat(&*beside, from, &*to, to_name, LinkatFlags::empty()).map_err(Error::io("link", &shown));
             }
@@ -709,14 +724,14 @@ fn make_directory(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<()> {
 }
 
 /// Writes a file's data, its holes left out, then its metadata.
-fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, shown: &str) -> Result<()> {
+fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, buffer: &mut [u8], shown: &str) -> Result<()> {
     match &entry.pieces {
-        None => copy(data, &mut file, shown)?,
+        None => copy(data, &mut file, buffer, shown)?,
         Some(pieces) => {
             for (offset, length) in pieces {
                 file.seek(SeekFrom::Start(*offset))
                     .map_err(Error::io("seek in", shown))?;
-                copy(&mut (&mut *data).take(*length), &mut file, shown)?;
+                copy(&mut (&mut *data).take(*length), &mut file, buffer, shown)?;
             }
             file.set_len(entry.size).map_err(Error::io("set the size of", shown))?;
         }
@@ -727,10 +742,9 @@ fn fill(mut file: File, entry: &Entry, data: &mut dyn Read, shown: &str) -> Resu
 }
 
 /// Like `io::copy`, but keeps errors of reading and of writing apart.
-fn copy(from: &mut dyn Read, to: &mut File, shown: &str) -> Result<()> {
-    let mut buffer = [0; 64 << 10];
+fn copy(from: &mut dyn Read, to: &mut File, buffer: &mut [u8], shown: &str) -> Result<()> {
     loop {
-        match from.read(&mut buffer) {
+        match from.read(buffer) {
             Ok(0) => return Ok(()),
             Ok(n) => to.write_all(&buffer[..n]).map_err(Error::io("write", shown))?,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

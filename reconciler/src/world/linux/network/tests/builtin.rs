@@ -243,7 +243,10 @@ fn two_instances_side_by_side() {
         );
         serve(Some(&pod_a.netns), 80, "a").await;
         serve(Some(&pod_b.netns), 80, "b").await;
-        assert_eq!(network_a.list().await.unwrap(), [pod_a.uid.clone()]);
+        assert_eq!(
+            network_a.list().await.unwrap(),
+            std::slice::from_ref(&pod_a.uid)
+        );
         network_a
             .remove(&pod_a.uid, &pod_a.dir, Some(&pod_a.netns))
             .await
@@ -532,7 +535,10 @@ fn a_link_without_a_pin_is_swept() {
         netns::remove(&pod.netns).unwrap();
         std::fs::remove_dir_all(&pod.dir).unwrap();
         let network = root.start().await;
-        assert_eq!(network.list().await.unwrap(), [pod.uid.clone()]);
+        assert_eq!(
+            network.list().await.unwrap(),
+            std::slice::from_ref(&pod.uid)
+        );
         network.remove(&pod.uid, &pod.dir, None).await.unwrap();
         assert_eq!(network.list().await.unwrap(), Vec::<String>::new());
     });
@@ -595,5 +601,130 @@ fn twenty_at_once() {
             "one at a time with a port: median {:?}, min {:?}",
             times[10], times[0]
         );
+    });
+}
+
+#[test]
+fn looking_makes_nothing() {
+    on_a_host(|_outside| async move {
+        let root = Root::new(Mode::Builtin);
+        let pod = root.pod("pod", &[tcp(8080, 80)]);
+        let whole = root.start().await.ensure(&pod).await.unwrap();
+        let network = Network::new(root.config.clone()).unwrap();
+        attached(network.observe(&pod).await.unwrap());
+        // All of it gone: named, and still gone after the look.
+        table(&root).delete().unwrap();
+        bridge::remove(&root.config.instance).await.unwrap();
+        let inside = Links::inside(&pod.netns, || Ok(())).await.unwrap();
+        let eth0 = inside.by_name("eth0").await.unwrap().unwrap();
+        inside.delete(&eth0).await.unwrap();
+        let links = settled_links(2).await;
+        match network.observe(&pod).await.unwrap() {
+            State::Drifted(why) => {
+                for words in ["bridge", "pair", "not whole"] {
+                    assert!(why.contains(words), "{why}");
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(settled_links(2).await, links);
+        assert_eq!(table(&root).elements().unwrap(), None);
+        assert_eq!(
+            network.ensure(&pod).await.unwrap(),
+            whole,
+            "the network it had, though nothing is left of it"
+        );
+    });
+}
+
+#[test]
+fn a_port_is_free_at_once() {
+    on_a_host(|_outside| async move {
+        let root = Root::new(Mode::Builtin);
+        let network = root.start().await;
+        for name in ["one", "two", "three"] {
+            let ports = [
+                tcp(8080, 80),
+                port(Protocol::Udp, 8080, 80),
+                port(Protocol::Sctp, 8080, 80),
+            ];
+            let pod = root.pod(name, &ports);
+            network.ensure(&pod).await.unwrap();
+            let sctp = table(&root).elements().unwrap().unwrap();
+            assert_eq!(
+                sctp.iter().filter(|e| e.protocol == Protocol::Sctp).count(),
+                2
+            );
+            serve(Some(&pod.netns), 80, name).await;
+            // The relay closes first and leaves its end of the connection in TIME_WAIT.
+            assert!(ask(None, "[::1]:8080").await.unwrap().starts_with(name));
+            network
+                .remove(&pod.uid, &pod.dir, Some(&pod.netns))
+                .await
+                .unwrap();
+            netns::remove(&pod.netns).unwrap();
+        }
+    });
+}
+
+#[test]
+fn attachments_of_another_boot_hold_nothing() {
+    on_a_host(|_outside| async move {
+        let root = Root::new(Mode::Builtin);
+        let pod = root.pod("pod", &[tcp(8080, 80)]);
+        let whole = root.start().await.ensure(&pod).await.unwrap();
+        Attachment {
+            boot_id: "another".into(),
+            ..whole
+        }
+        .write(&pod.dir)
+        .unwrap();
+        netns::remove(&pod.netns).unwrap();
+        let network = root.start().await;
+        assert!(matches!(
+            network.observe(&pod).await.unwrap(),
+            State::Partial(_)
+        ));
+        let next = root.pod("next", &[tcp(8080, 80)]);
+        network.ensure(&next).await.unwrap();
+        network.remove(&pod.uid, &pod.dir, None).await.unwrap();
+        attached(network.observe(&next).await.unwrap());
+        // Cut short by a power failure.
+        std::fs::write(pod.dir.join(attachment::FILE), "").unwrap();
+        assert!(matches!(
+            network.observe(&pod).await.unwrap(),
+            State::Partial(_)
+        ));
+        network.remove(&pod.uid, &pod.dir, None).await.unwrap();
+        assert_eq!(network.observe(&pod).await.unwrap(), State::Absent);
+    });
+}
+
+#[test]
+fn a_small_network_is_used_up_and_given_back() {
+    on_a_host(|_outside| async move {
+        let mut root = Root::new(Mode::Builtin);
+        root.config.pod_cidr4 = Some("10.200.0.0/29".parse().unwrap());
+        let network = root.start().await;
+        let pods: Vec<Want> = (0..6).map(|n| root.pod(&format!("p{n}"), &[])).collect();
+        for pod in &pods[..5] {
+            network.ensure(pod).await.unwrap();
+        }
+        let error = network.ensure(&pods[5]).await.unwrap_err().to_string();
+        assert!(error.contains("10.200.0.0/29"), "{error}");
+        network
+            .remove(&pods[2].uid, &pods[2].dir, Some(&pods[2].netns))
+            .await
+            .unwrap();
+        let attachment = network.ensure(&pods[5]).await.unwrap();
+        assert_eq!(four(&attachment).to_string(), "10.200.0.4");
+        root.config.pod_cidr4 = Some("fd00::/64".parse().unwrap());
+        assert!(matches!(
+            Network::new(root.config.clone())
+                .unwrap()
+                .ensure(&pods[2])
+                .await,
+            Err(Error::PodCidr(_))
+        ));
     });
 }

@@ -1,0 +1,71 @@
+//! `reconcile serve`: the daemon.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use cri::{OnceReport, Services};
+use reconciler::engine::Context;
+use reconciler::runtime::{self, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::options::Global;
+
+/// Serves until SIGTERM or SIGINT; pods go on.
+pub async fn run(global: &Global) -> Result<ExitCode> {
+    let socket = global.socket()?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot take SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take SIGINT")?;
+    let runtime = Runtime::open(global.runtime()?).await?;
+    let cx = runtime.cx.clone();
+    let running = runtime.start().await?;
+    let listener = cri::bind(&socket)?;
+    let (close, closing) = watch::channel(false);
+    let config = cri::Config { once: Some(once_hook(cx.clone())), ..cri::Config::default() };
+    let services = Services::new(cx.store.clone(), config, closing);
+    let server = tokio::spawn(cri::serve(listener, services));
+    tracing::info!(socket = %socket.display(), instance = cx.world.paths.instance, "serving");
+    notify("READY=1");
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("stopping; pods go on");
+    notify("STOPPING=1");
+    let _ = close.send(true);
+    server.await.context("server task")??;
+    running.stop().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn once_hook(cx: Arc<Context>) -> cri::OnceHook {
+    Arc::new(move |dry_run| {
+        let cx = cx.clone();
+        Box::pin(async move {
+            let report = match dry_run {
+                true => runtime::Report { done: runtime::plan(&cx).await.map_err(|e| e.to_string())?, ..Default::default() },
+                false => runtime::once(&cx).await.map_err(|e| e.to_string())?,
+            };
+            let exit_code = i32::from(report.exit_code());
+            let report = serde_json::to_value(&report).map_err(|e| e.to_string())?;
+            Ok(OnceReport { report, exit_code })
+        })
+    })
+}
+
+/// sd_notify(3), without its library: one datagram to the socket that the environment names.
+fn notify(message: &str) {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let text = path.to_string_lossy();
+    let address = match text.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address));
+    if let Err(e) = sent {
+        tracing::warn!("cannot notify {text}: {e}");
+    }
+}
