@@ -30,8 +30,11 @@ pub fn installed(program: &str) -> bool {
     found
 }
 
-/// A program built beside this test: `target/release/<name>`.
+/// A program built beside this test, `target/release/<name>`; or below `$RECONCILE_BIN_DIR`, to test an installed one.
 pub fn built(name: &str) -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("RECONCILE_BIN_DIR") {
+        return Ok(PathBuf::from(dir).join(name));
+    }
     let exe = std::env::current_exe().context("the test's own path")?;
     let dirs = exe.ancestors().skip(1).take(3).map(|dir| dir.join(name));
     let mut dirs = dirs.filter(|path| path.is_file());
