@@ -25,21 +25,6 @@ const DOCUMENTS: &[(&str, &str, &[&str])] = &[
         &["reconcile/v9"],
     ),
     (
-        "unknown field",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: localhost/hello\n    comand: [x]\n",
-        &["bad.yaml:8", "spec.containers[0]", "comand", "^"],
-    ),
-    (
-        "duplicate key",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: b\n    image: c\n",
-        &["bad.yaml:", "image"],
-    ),
-    (
-        "wrong type",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: localhost/hello\n    command: sleep\n",
-        &["bad.yaml:8", "spec.containers[0].command", "^"],
-    ),
-    (
         "no containers",
         "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: []}\n",
         &["spec.containers"],
@@ -50,39 +35,57 @@ const DOCUMENTS: &[(&str, &str, &[&str])] = &[
         &["spec.containers[0].image"],
     ),
     (
-        "two containers of one name",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - {name: a, image: localhost/hello}\n  - {name: a, image: localhost/hello}\n",
-        &["spec.containers[1].name"],
-    ),
-    (
-        "a mount without its volume",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: localhost/hello\n    volumeMounts: [{name: gone, mountPath: /x}]\n",
-        &["volumeMounts[0]", "gone"],
-    ),
-    (
-        "a bad quantity",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: localhost/hello\n    resources: {limits: {memory: lots}}\n",
-        &["memory", "lots"],
-    ),
-    (
-        "a bad port",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: localhost/hello\n    ports: [{containerPort: 70000}]\n",
-        &["containerPort", "70000"],
-    ),
-    (
         "no name",
         "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {containers: [{name: a, image: localhost/hello}]}\n",
         &["metadata.name"],
     ),
     (
         "a name that climbs",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: ../../x}\nspec: {containers: [{name: a, image: localhost/hello}]}\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: ../x}\nspec: {containers: [{name: a, image: localhost/hello}]}\n",
         &["metadata.name"],
     ),
     (
         "a field of the native kind that does not exist",
-        "apiVersion: reconcile/v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - {name: a, image: localhost/hello, imagee: x}\n",
+        "apiVersion: reconcile/v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - {name: a, image: b, imagee: c}\n",
         &["bad.yaml:6", "imagee"],
+    ),
+];
+
+/// A pod of one container, seven lines; the cases below go on from there.
+const POD: &str =
+    "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: localhost/hello\n";
+
+const CONTINUED: &[(&str, &str, &[&str])] = &[
+    (
+        "unknown field",
+        "    comand: [x]\n",
+        &["bad.yaml:8", "spec.containers[0]", "comand", "^"],
+    ),
+    ("duplicate key", "    image: c\n", &["bad.yaml:", "image"]),
+    (
+        "wrong type",
+        "    command: sleep\n",
+        &["bad.yaml:8", "spec.containers[0].command", "^"],
+    ),
+    (
+        "two containers of one name",
+        "  - {name: a, image: localhost/hello}\n",
+        &["spec.containers[1].name"],
+    ),
+    (
+        "no such volume",
+        "    volumeMounts: [{name: gone, mountPath: /x}]\n",
+        &["volumeMounts[0]", "gone"],
+    ),
+    (
+        "a bad quantity",
+        "    resources: {limits: {memory: lots}}\n",
+        &["memory", "lots"],
+    ),
+    (
+        "a bad port",
+        "    ports: [{containerPort: 70000}]\n",
+        &["containerPort", "70000"],
     ),
 ];
 
@@ -92,9 +95,15 @@ async fn yaml() -> Result<()> {
     let before = Census::of(&node.mark())?;
     let good =
         "apiVersion: v1\nkind: Pod\nmetadata: {name: good}\nspec: {containers: [{name: a, image: localhost/hello}]}\n";
-    for (case, document, words) in DOCUMENTS {
+    let whole = DOCUMENTS
+        .iter()
+        .map(|(case, document, words)| (case, (*document).to_owned(), words));
+    let continued = CONTINUED
+        .iter()
+        .map(|(case, lines, words)| (case, format!("{POD}{lines}"), words));
+    for (case, document, words) in whole.chain(continued) {
         for (form, text) in [
-            ("alone", (*document).to_owned()),
+            ("alone", document.clone()),
             ("second", format!("{good}---\n{document}")),
         ] {
             let file = node.file("bad.yaml", text)?;

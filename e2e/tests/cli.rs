@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::node::{Node, shown};
 
-const SLEEPER: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: sleeper, labels: {app: x}}\nspec:\n  restartPolicy: Never\n  \
+const SLEEPER: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: sleeper, labels: {app: x}}\nspec:\n  \
+    restartPolicy: Never\n  \
     containers:\n  - {name: main, image: localhost/hello, command: [/hello, sleep, '1000']}\n  \
     - {name: lines, image: localhost/hello, command: [/hello, lines, '5']}\n";
 

@@ -260,7 +260,7 @@ async fn unfinished_are_joined_or_withdrawn(node: &Node, round: u64) -> Result<(
     let id = node.cri.run_sandbox(&pod).await?;
     node.cri.stop_sandbox(&id).await?;
     node.cri.remove_sandbox(&id).await?;
-    // What was on trial when the daemon died is nobody's; it goes when its time is up, or at the reset that ends the test.
+    // What was on trial when the daemon died is nobody's: it goes when its time is up, or at the reset in the end.
     let sandboxes = node.cri.sandboxes(None).await?;
     ensure!(sandboxes.is_empty(), "somebody was told of {sandboxes:?}");
     Ok(())

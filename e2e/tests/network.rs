@@ -315,7 +315,8 @@ ADD)
     { ip link set fake$$ netns "$(basename "$CNI_NETNS")"; ip -n "$(basename "$CNI_NETNS")" link set fake$$ name eth0; }
   ip -n "$(basename "$CNI_NETNS")" address add 192.0.2.9/32 dev eth0
   ip -n "$(basename "$CNI_NETNS")" link set eth0 up
-  echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"'"$CNI_NETNS"'"}],"ips":[{"address":"192.0.2.9/32","interface":0}]}' ;;
+  echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"'"$CNI_NETNS"'"}],'
+  echo '"ips":[{"address":"192.0.2.9/32","interface":0}]}' ;;
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' ;;
 esac
 "#;

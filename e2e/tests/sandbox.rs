@@ -340,8 +340,9 @@ async fn files_hostname_and_sysctls_reach_the_containers() -> Result<()> {
     let linux = pod.linux.get_or_insert_default();
     linux.sysctls.insert("kernel.shm_rmid_forced".into(), "1".into());
     let id = node.cri.run_sandbox(&pod).await?;
-    let script = "cat /etc/resolv.conf; hostname; cat /etc/hostname; echo $HOSTNAME; cat /proc/sys/kernel/shm_rmid_forced; \
-                  cat /proc/sys/net/ipv4/ip_unprivileged_port_start; grep ' /dev/shm ' /proc/mounts; grep -c localhost /etc/hosts";
+    let script = "cat /etc/resolv.conf; hostname; cat /etc/hostname; echo $HOSTNAME; \
+                  cat /proc/sys/kernel/shm_rmid_forced; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; \
+                  grep ' /dev/shm ' /proc/mounts; grep -c localhost /etc/hosts";
     let container = node.cri.launch(&id, &pod, &pods::shell("show", script)).await?;
     let status = node.cri.exited(&container).await?;
     let lines = pods::log_texts(&status.log_path)?;

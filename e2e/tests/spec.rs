@@ -197,7 +197,8 @@ async fn mounts_masks_and_a_read_only_root() -> Result<()> {
     };
     let script = "echo x > /rw/written && echo rw-ok; echo x > /ro/written || echo ro-refused; cat /ro/kept; \
                   echo x > /root-written || echo root-refused; ls /sys/firmware | wc -l; \
-                  echo 1 > /proc/sys/kernel/panic || echo sys-refused; wc -c < /proc/kcore; echo x > /dev/null && echo null-ok";
+                  echo 1 > /proc/sys/kernel/panic || echo sys-refused; wc -c < /proc/kcore; \
+                  echo x > /dev/null && echo null-ok";
     let (lines, _) = run(&node, "mounts", script, mounts).await?;
     let texts: Vec<_> = lines
         .iter()

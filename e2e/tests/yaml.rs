@@ -241,7 +241,7 @@ fn examples() -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Each example applies, comes up, and goes. A file's first line says what it ends with: `# exit code: N`, else it stays.
+/// Each example applies, comes up, and goes. Where a first line says `# exit code: N` it ends with that, else it stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_example_runs() -> Result<()> {
     let node = Node::start().await?;

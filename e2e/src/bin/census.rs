@@ -1,4 +1,5 @@
-//! Prints the census of the whole node; with a file, compares with what it printed there before and fails on a difference.
+//! Prints the census of the whole node; with a file, compares with what it printed there before and fails if it
+//! differs.
 //!
 //! `census > before; …; census before`
 
