@@ -48,6 +48,8 @@ impl Default for Options {
 /// A daemon, its directories, a client of its socket.
 pub struct Node {
     dir: TempDir,
+    /// The state directory, where systems have a tmpfs.
+    state: TempDir,
     options: Options,
     daemon: Option<Child>,
     /// Kept once known: `reset` takes the file away, and the census comes after.
@@ -71,12 +73,17 @@ impl Node {
             .prefix("rc-")
             .tempdir_in("/var/tmp")
             .context("make the node's directory")?;
-        for name in ["root", "state", "logs"] {
+        let state = tempfile::Builder::new()
+            .prefix("rc-")
+            .tempdir_in("/run")
+            .context("make the state directory")?;
+        for name in ["root", "logs"] {
             fs::create_dir(dir.path().join(name))?;
         }
         let cri = Cri::new(&dir.path().join("cri.sock"));
         Ok(Node {
             dir,
+            state,
             options,
             daemon: None,
             instance: OnceLock::new(),
@@ -97,6 +104,10 @@ impl Node {
 
     pub fn root(&self) -> PathBuf {
         self.path("root")
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.state.path().into()
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -125,7 +136,7 @@ impl Node {
     pub fn mark(&self) -> Mark {
         Mark {
             instance: self.instance(),
-            dirs: vec![self.root(), self.path("state")],
+            dirs: vec![self.root(), self.state()],
             parents: Vec::new(),
         }
     }
@@ -186,7 +197,7 @@ impl Node {
             .arg("--root")
             .arg(self.root())
             .arg("--state")
-            .arg(self.path("state"))
+            .arg(self.state())
             .arg("--socket")
             .arg(format!("unix://{}", self.socket().display()))
             .args([
