@@ -42,6 +42,8 @@ pub(crate) struct Disk {
     marked: Instant,
     /// Keys of unreadable records: they stay as they are.
     kept: HashSet<String>,
+    /// A failed database could not be closed: it keeps its lock.
+    stuck: bool,
 }
 
 /// What opening found.
@@ -61,12 +63,31 @@ struct Database {
     file: File,
 }
 
+impl Database {
+    /// Closes it, which flushes; false if that does not end. sled may then wait for ever for a write that has failed.
+    fn close(mut self) -> bool {
+        self.closed()
+    }
+
+    fn closed(&mut self) -> bool {
+        let Some(sled) = self.sled.take() else { return true };
+        let (send, receive) = std::sync::mpsc::channel();
+        let close = move || {
+            // Damage may be met here too.
+            if let Err(problem) = guarded(|| drop(sled)) {
+                tracing::warn!(problem, "closing the store's database");
+            }
+            let _ = send.send(());
+        };
+        let closing = std::thread::Builder::new().name("store-close".into()).spawn(close);
+        closing.is_ok() && receive.recv_timeout(Duration::from_secs(10)).is_ok()
+    }
+}
+
 impl Drop for Database {
     fn drop(&mut self) {
-        // Closing flushes, which may meet damage too.
-        let sled = self.sled.take();
-        if let Err(problem) = guarded(|| drop(sled)) {
-            tracing::warn!(problem, "closing the store's database");
+        if !self.closed() {
+            tracing::error!("the store's database does not close");
         }
     }
 }
@@ -93,6 +114,7 @@ impl Disk {
             ballast: Ballast::new(root),
             marked: Instant::now(),
             kept: HashSet::new(),
+            stuck: false,
         };
         let found = match disk.load() {
             Ok(Some(records)) => Found::Records(records),
@@ -166,22 +188,19 @@ impl Disk {
 
     /// sled cannot even be opened on a full disk: then the ballast goes.
     fn open_with_ballast(&self) -> Result<Database, Trouble> {
-        match open_sled(&self.path()) {
-            Err(Trouble::Stop(Error::Full { .. }) | Trouble::Damaged(_))
-                if !self.ballast.room() && self.ballast.drop() =>
-            {
-                open_sled(&self.path())
-            }
-            other => other,
-        }
-        .map_err(|trouble| match trouble {
+        let space = self.ballast.yield_to(0);
+        open_sled(&self.path()).map_err(|trouble| match trouble {
             // On a full disk sled's complaint says nothing about what is stored.
-            Trouble::Damaged(problem) if !self.ballast.room() => Trouble::Stop(Error::Full {
-                path: self.path().display().to_string(),
-                problem,
-            }),
+            Trouble::Damaged(problem) if !space => Trouble::Stop(self.full(problem)),
             trouble => trouble,
         })
+    }
+
+    fn full(&self, problem: String) -> Error {
+        Error::Full {
+            path: self.path().display().to_string(),
+            problem,
+        }
     }
 
     /// Renames the database out of the way.
@@ -216,10 +235,7 @@ impl Disk {
         if self.ballast.room() {
             return Ok(());
         }
-        Err(Error::Full {
-            path: self.path().display().to_string(),
-            problem: "only removals are taken".into(),
-        })
+        Err(self.full("only changes and removals are taken".into()))
     }
 
     /// Makes `ops` durable, all or none; `live` is the number of records afterwards. If the database has to be opened
@@ -229,6 +245,15 @@ impl Disk {
             seq: self.head.seq + 1,
             live,
         };
+        // sled does not survive a full disk, so it must not meet one: it never gives back a large value's place in its
+        // log and then waits for it for ever.
+        let bytes: usize = ops
+            .iter()
+            .map(|op| op.key.len() + op.value.as_ref().map_or(0, Vec::len) + 64)
+            .sum();
+        if !self.ballast.yield_to(2 * bytes as u64) {
+            return Err(self.full("the reserve is used up".into()));
+        }
         let mut result = match &self.open {
             Some(database) => self.write(database, ops, head),
             None => Err(self.storage("not open".into())),
@@ -246,7 +271,7 @@ impl Disk {
             Ok(()) => self.head = head,
             Err(error) => {
                 tracing::error!(%error, "the store cannot write");
-                self.open = None;
+                self.shut();
             }
         }
         result
@@ -277,11 +302,18 @@ impl Disk {
         }
     }
 
-    /// Opens the database again after a failed write, giving it the ballast; its keys and values.
+    /// Closes the database, if it lets itself be closed.
+    fn shut(&mut self) {
+        if let Some(database) = self.open.take() {
+            self.stuck |= !database.close();
+        }
+    }
+
+    /// Opens the database again after a failed write; its keys and values.
     fn reopen(&mut self) -> Result<HashMap<String, Vec<u8>>> {
-        self.open = None;
-        if self.ballast.drop() {
-            tracing::warn!("the store's reserve was given up");
+        self.shut();
+        if self.stuck {
+            return Err(self.storage("it hangs after a failed write; start the program again".into()));
         }
         let stop = |trouble| match trouble {
             Trouble::Stop(error) => error,
