@@ -501,3 +501,107 @@ fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
         format!("sled: {}", text.unwrap_or("panic"))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::{ImageKind, ImageSpec};
+    use crate::store::{Copies, New, Put, Store};
+    use crate::{Image, Meta};
+
+    /// A root with two images, whose database is then changed by `damage`.
+    fn damaged(damage: impl FnOnce(&sled::Db, &str)) -> (tempfile::TempDir, Vec<std::sync::Arc<Image>>) {
+        let root = tempfile::tempdir().unwrap();
+        let none = Copies {
+            all: Box::new(Vec::new),
+            one: Box::new(|_, _| None),
+        };
+        let (store, _) = Store::open(root.path(), none).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let images = ["a", "b"].map(|name| {
+            let new = New::<ImageKind> {
+                meta: Meta {
+                    name: name.into(),
+                    ready_by: Some(5),
+                    ..Meta::default()
+                },
+                spec: ImageSpec::default(),
+            };
+            match runtime.block_on(store.create(new)).unwrap() {
+                Put::Created(object) | Put::Joined(object) => object,
+            }
+        });
+        drop(store);
+        let mut database = open_sled(&root.path().join("store")).ok().unwrap();
+        damage(database.sled.as_ref().unwrap(), &format!("Image/{}", images[0].uid()));
+        database.sled.as_ref().unwrap().flush().unwrap();
+        assert!(database.closed());
+        (root, images.into())
+    }
+
+    fn open(root: &Path, copy: Option<Vec<u8>>) -> Result<(Store, crate::store::Opened)> {
+        let copies = Copies {
+            all: Box::new(|| panic!("not asked for")),
+            one: Box::new(move |_, _| copy.clone()),
+        };
+        Store::open(root, copies)
+    }
+
+    type Damage = fn(&sled::Db, &str);
+    const DAMAGES: [(&str, Damage); 4] = [
+        ("emptied", |db, key| drop(db.insert(key, &b""[..]).unwrap())),
+        ("halved", |db, key| {
+            let value = db.get(key).unwrap().unwrap();
+            db.insert(key, &value[..value.len() / 2]).unwrap();
+        }),
+        ("flipped", |db, key| {
+            let mut value = db.get(key).unwrap().unwrap().to_vec();
+            value[40] ^= 1;
+            db.insert(key, value).unwrap();
+        }),
+        ("not JSON", |db, key| drop(db.insert(key, encode(key, b"{")).unwrap())),
+    ];
+
+    #[test]
+    fn a_bad_record_is_read_from_its_copy_or_quarantined() {
+        for (what, damage) in DAMAGES {
+            let (root, images) = damaged(damage);
+            let (store, opened) = open(root.path(), None).unwrap();
+            assert_eq!(opened.rebuilt, None, "{what}");
+            assert_eq!(
+                (opened.quarantined.len(), opened.quarantined[0].1.as_str()),
+                (1, images[0].uid()),
+                "{what}"
+            );
+            assert!(store.quarantined(images[0].uid()) && !store.quarantined(images[1].uid()));
+            assert_eq!(store.list::<ImageKind>().len(), 1);
+            drop(store);
+            // It stays so, until there is a copy, which counts as delivered.
+            assert_eq!(open(root.path(), Some(b"{".to_vec())).unwrap().1.quarantined.len(), 1);
+            let (store, opened) = open(root.path(), Some(images[0].to_json().unwrap())).unwrap();
+            assert!(opened.quarantined.is_empty(), "{what}");
+            assert_eq!(store.by_name::<ImageKind>("a").unwrap().meta.ready_by, None);
+            drop(store);
+            assert!(open(root.path(), None).unwrap().1.quarantined.is_empty(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_and_left_alone() {
+        let newer = |key: &str, body: &[u8]| {
+            let mut value = 7u32.to_le_bytes().to_vec();
+            value.extend(checksum(7, key, body).to_le_bytes());
+            value.extend(body);
+            value
+        };
+        let (root, _) = damaged(|db, key| drop(db.insert(key, newer(key, b"?")).unwrap()));
+        for _ in 0..2 {
+            let error = open(root.path(), None).err().unwrap();
+            assert!(
+                matches!(error, Error::NewerFormat { found: 7, known: 1, .. }),
+                "{error}"
+            );
+        }
+        assert!(!root.path().join("store.damaged-1").exists());
+    }
+}

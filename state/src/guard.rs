@@ -201,7 +201,7 @@ impl Ballast {
 
     /// Are `bytes` free beside the ballast?
     fn free(&self, bytes: u64) -> bool {
-        let free = nix::sys::statvfs::statvfs(&self.root).map(|v| v.blocks_free() as u64 * v.fragment_size() as u64);
+        let free = nix::sys::statvfs::statvfs(&self.root).map(|v| v.blocks_free() * v.fragment_size());
         // What cannot be measured shows when it is written.
         free.map_or(true, |free| free >= bytes)
     }
