@@ -91,7 +91,8 @@ impl Store {
                 Ok((writer, opened, lock)) => {
                     let _ = send_opened.send(Ok((opened, writer.disk.root_id().to_owned(), writer.boot_id.clone())));
                     writer.run(&jobs);
-                    drop(lock);
+                    // By name, for a child between fork and exec still has the descriptor.
+                    let _ = lock.unlock();
                 }
                 Err(error) => drop(send_opened.send(Err(error))),
             }
