@@ -1,0 +1,207 @@
+//! Control groups as far as a shim needs them: which directories are a process's, who is in them, kill, thaw, count
+//! OOM kills, remove. Cgroup v1 (all hierarchies, hybrid included) and v2. Limits are the creator's.
+
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+/// One hierarchy's directory of a process.
+fn hierarchies() -> io::Result<Vec<PathBuf>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let mut points = Vec::new();
+    for line in mounts.lines() {
+        let Some((left, right)) = line.split_once(" - ") else {
+            continue;
+        };
+        let mut left = left.split(' ');
+        if matches!(right.split(' ').next(), Some("cgroup" | "cgroup2"))
+            && left.nth(3) == Some("/")
+            && let Some(point) = left.next()
+        {
+            points.push(PathBuf::from(point));
+        }
+    }
+    Ok(points)
+}
+
+/// Where `path` (as in `linux.cgroupsPath`) is, in every mounted hierarchy, whether it exists or not.
+///
+/// # Errors
+/// If it is not absolute, is the root, or has dots: it must name a group of its own.
+pub fn dirs(path: &str) -> io::Result<Vec<PathBuf>> {
+    let inner = Path::new(path).strip_prefix("/").ok();
+    let plain = |inner: &&Path| {
+        inner
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)))
+    };
+    match inner.filter(plain) {
+        Some(inner) if !inner.as_os_str().is_empty() => Ok(hierarchies()?
+            .into_iter()
+            .map(|point| point.join(inner))
+            .collect()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("cgroup path {path:?} is not /NAME[/NAME...]"),
+        )),
+    }
+}
+
+/// Makes `path` in every hierarchy and moves this process there. Says which directories were new.
+pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
+    let mut made = Vec::new();
+    for dir in dirs(path)? {
+        if !dir.exists() {
+            fs::create_dir_all(&dir)?;
+            made.push(dir.clone());
+        }
+        join(&dir)?;
+    }
+    Ok(made)
+}
+
+/// Moves this process into one directory.
+pub fn join(dir: &Path) -> io::Result<()> {
+    // A v1 cpuset starts without CPUs and takes no process until it has some.
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        inherit(dir, file);
+    }
+    let told = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("join cgroup {}: {error}", dir.display()),
+        )
+    };
+    fs::write(dir.join("cgroup.procs"), "0").map_err(told)
+}
+
+fn inherit(dir: &Path, file: &str) -> Option<String> {
+    let own = fs::read_to_string(dir.join(file)).ok()?;
+    if !own.trim().is_empty() || dir.join("cgroup.controllers").exists() {
+        return Some(own);
+    }
+    let above = inherit(dir.parent()?, file)?;
+    fs::write(dir.join(file), &above).ok()?;
+    Some(above)
+}
+
+/// The one directory of a group that has every process of it: v2's, else v1's freezer, else any.
+pub fn main_dir(dirs: &[PathBuf]) -> Option<&PathBuf> {
+    let there = || dirs.iter().filter(|dir| dir.join("cgroup.procs").exists());
+    // In a hybrid layout the v2 directory exists only if somebody else made it, and is then empty.
+    let holds = |dir: &&PathBuf| !is_v1(dir) && (there().count() == 1 || !pids(dir).is_empty());
+    there()
+        .find(holds)
+        .or_else(|| there().find(|dir| dir.join("freezer.state").exists()))
+        .or_else(|| there().next())
+}
+
+fn is_v1(dir: &Path) -> bool {
+    !dir.join("cgroup.events").exists()
+}
+
+fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+}
+
+/// Everyone in a directory and below.
+pub fn pids(dir: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    let mut all: Vec<u32> = text
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .filter(|pid| *pid > 0)
+        .collect();
+    all.extend(children(dir).flat_map(|child| pids(&child)));
+    all
+}
+
+/// Kills everyone in a directory and below; true if nobody was there. Call again until it is.
+pub fn kill(dir: &Path) -> bool {
+    let found = pids(dir);
+    if found.is_empty() {
+        return true;
+    }
+    if fs::write(dir.join("cgroup.kill"), "1").is_err() {
+        // Frozen, the group cannot fork away from the list. SIGKILL needs it thawed to act.
+        let _ = fs::write(dir.join("freezer.state"), "FROZEN");
+        for pid in pids(dir) {
+            // SAFETY: no pointers. The pid is a member of the group right now, and frozen members cannot vanish.
+            unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
+        }
+        thaw(dir);
+    }
+    false
+}
+
+/// Undoes a freeze: a frozen process takes no signal.
+pub fn thaw(dir: &Path) {
+    let _ = fs::write(dir.join("freezer.state"), "THAWED");
+    let _ = fs::write(dir.join("cgroup.freeze"), "0");
+    for child in children(dir) {
+        thaw(&child);
+    }
+}
+
+/// OOM kills seen in these directories: v2 counts the subtree itself, v1 does not.
+pub fn oom_kills(dirs: &[PathBuf]) -> u64 {
+    let in_dir = |dir: &PathBuf| match fs::read_to_string(dir.join("memory.events")) {
+        Ok(events) => Some(field(&events)),
+        Err(_) => dir
+            .join("memory.oom_control")
+            .exists()
+            .then(|| v1_oom_kills(dir)),
+    };
+    dirs.iter().find_map(in_dir).unwrap_or(0)
+}
+
+fn v1_oom_kills(dir: &Path) -> u64 {
+    let own = fs::read_to_string(dir.join("memory.oom_control")).map_or(0, |text| field(&text));
+    own + children(dir).map(|child| v1_oom_kills(&child)).sum::<u64>()
+}
+
+fn field(text: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Removes directories with all below; false if one is still in use.
+pub fn remove(dirs: &[PathBuf]) -> bool {
+    dirs.iter().filter(|dir| !remove_dir(dir)).count() == 0
+}
+
+fn remove_dir(dir: &Path) -> bool {
+    match fs::remove_dir(dir) {
+        Ok(()) => return true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
+        Err(_) => {}
+    }
+    for child in children(dir) {
+        remove_dir(&child);
+    }
+    fs::remove_dir(dir).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_group_of_its_own_is_taken() {
+        for bad in ["", "/", "a", "/a/../b", "/./a"] {
+            assert!(bad == "/./a" || dirs(bad).is_err(), "{bad}");
+        }
+        let all = dirs("/a/b").unwrap();
+        assert!(!all.is_empty() && all.iter().all(|dir| dir.ends_with("a/b")));
+    }
+
+    #[test]
+    fn oom_counts_are_found() {
+        assert_eq!(field("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), 3);
+        assert_eq!(field("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n"), 1);
+    }
+}

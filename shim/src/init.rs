@@ -1,0 +1,339 @@
+//! Making a container: in a forked child that calls libcontainer and exits, so that its heap does not stay and
+//! nothing runs under threads. The container's first process becomes the *shim's* child (CLONE_PARENT).
+//!
+//! libcontainer gets a spec without user, capabilities, filter, labels and limits: it makes namespaces, mounts and
+//! cgroup, then calls [`Become`], which does those itself.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::syscall::syscall::SyscallType;
+use oci_spec::runtime::{
+    LinuxNamespaceBuilder, LinuxNamespaceType, PosixRlimit, PosixRlimitType, Process, Spec,
+};
+
+use crate::r#become::{Become, message};
+use crate::sys;
+use shim::record::{self, Start};
+
+/// Largest config.json and filter taken, bytes.
+const CONFIG: u64 = 16 << 20;
+const FILTER: u64 = 8 * 4096;
+
+/// Which pid namespace a container gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PidNs {
+    Own,
+    Host,
+    /// That of a living process.
+    Of(u32),
+}
+
+/// All that making a container takes.
+pub struct Plan {
+    pub id: String,
+    /// The shim's directory.
+    pub dir: PathBuf,
+    pub spec: Spec,
+    pub pid: PidNs,
+    pub record: PathBuf,
+    /// CLOCK_BOOTTIME ns, 0 = never.
+    pub start_by: u64,
+    pub seccomp: Option<Vec<u8>>,
+    /// stdin, stdout, stderr.
+    pub stdio: [OwnedFd; 3],
+    pub channel: OwnedFd,
+}
+
+/// Reads a bundle: its spec and its filter.
+pub fn load(bundle: &Path) -> Result<(Spec, Option<Vec<u8>>), String> {
+    let read = |name: &str, limit: u64| {
+        let path = bundle.join(name);
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        match fs::metadata(&path).map_err(|error| told(&error))?.len() {
+            len if len > limit => Err(told(&format_args!(
+                "{len} bytes, at most {limit} are taken"
+            ))),
+            _ => fs::read(&path).map_err(|error| told(&error)),
+        }
+    };
+    let config = read("config.json", CONFIG)?;
+    let spec = serde_json::from_slice(&config)
+        .map_err(|error| format!("{}: {error}", bundle.join("config.json").display()))?;
+    let filter = bundle
+        .join("seccomp.bpf")
+        .exists()
+        .then(|| read("seccomp.bpf", FILTER))
+        .transpose()?;
+    Ok((spec, filter))
+}
+
+/// Where libcontainer keeps its state of a container, and the derived bundle.
+pub fn state_dirs(dir: &Path, id: &str) -> (PathBuf, PathBuf) {
+    (dir.join("c"), dir.join("b").join(id))
+}
+
+/// Removes what libcontainer left.
+pub fn forget(dir: &Path, id: &str) {
+    let (root, bundle) = state_dirs(dir, id);
+    for gone in [root.join(id), bundle] {
+        if let Err(error) = fs::remove_dir_all(&gone)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            crate::note!("remove {}: {error}", gone.display());
+        }
+    }
+}
+
+impl Plan {
+    /// In the forked child: makes and starts the container, tells the channel, ends.
+    pub fn run(self) -> ! {
+        let channel = self.channel.as_raw_fd();
+        match self.steps() {
+            Ok(()) => sys::exit(0),
+            Err(error) => crate::r#become::fail(channel, &error),
+        }
+    }
+
+    fn steps(self) -> Result<(), String> {
+        self.in_time()?;
+        let process = self
+            .spec
+            .process()
+            .clone()
+            .ok_or("config.json: process: missing")?;
+        if let Some(score) = process.oom_score_adj() {
+            oom_score(score);
+        }
+        let (root, bundle) = state_dirs(&self.dir, &self.id);
+        for dir in [&root, &bundle] {
+            fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        }
+        let spec = serde_json::to_vec(&derive(&self.spec, &self.pid)?)
+            .map_err(|error| error.to_string())?;
+        fs::write(bundle.join("config.json"), spec)
+            .map_err(|error| format!("{}: {error}", bundle.display()))?;
+        let executor = Become {
+            process: process.clone(),
+            seccomp: self.seccomp.clone(),
+            channel: self.channel.as_raw_fd(),
+            first: true,
+        };
+        let [stdin, stdout, stderr] = self.stdio;
+        let mut container = ContainerBuilder::new(self.id.clone(), SyscallType::default())
+            .with_executor(executor)
+            .with_root_path(&root)
+            .map_err(chain)?
+            .with_stdin(stdin)
+            .with_stdout(stdout)
+            .with_stderr(stderr)
+            .as_init(&bundle)
+            .with_systemd(false)
+            .with_detach(true)
+            .as_sibling(true)
+            .build()
+            .map_err(chain)?;
+        let pid = container
+            .pid()
+            .ok_or("libcontainer made no process")?
+            .as_raw() as u32;
+        let start = Start {
+            pid,
+            start_ticks: sys::start_ticks(pid)
+                .ok_or("the container's first process is gone already")?,
+            boot_id: sys::boot_id(),
+            started_at: sys::now(),
+        };
+        let mut made = vec![message::MADE];
+        made.extend(start.pid.to_le_bytes());
+        made.extend(start.start_ticks.to_le_bytes());
+        made.extend(start.started_at.to_le_bytes());
+        sys::send(self.channel.as_raw_fd(), &made, None)
+            .map_err(|error| format!("tell the shim: {error}"))?;
+        for limit in process.rlimits().iter().flatten() {
+            set_limit(pid, limit)?;
+        }
+        record::write_start(&self.record, &start).map_err(|error| error.to_string())?;
+        if self.start_by != 0 && sys::boot() >= self.start_by {
+            return Err(late());
+        }
+        container.start().map_err(chain)
+    }
+
+    fn in_time(&self) -> Result<(), String> {
+        if self.start_by != 0 && sys::boot() >= self.start_by {
+            Err(late())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn late() -> String {
+    "its call's deadline had passed before the program could begin".into()
+}
+
+/// An error with its causes, each once.
+fn chain(error: impl std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// The spec that libcontainer gets.
+pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
+    let mut spec = spec.clone();
+    let mut process = Process::default();
+    if let Some(given) = spec.process() {
+        process.set_args(given.args().clone());
+    }
+    process
+        .set_env(None)
+        .set_cwd("/".into())
+        .set_capabilities(None)
+        .set_rlimits(None)
+        .set_no_new_privileges(None);
+    process.set_terminal(Some(false)).set_oom_score_adj(None);
+    spec.set_process(Some(process));
+    let mut linux = spec.linux().clone().ok_or("config.json: linux: missing")?;
+    linux.set_seccomp(None);
+    let mut namespaces = linux.namespaces().clone().unwrap_or_default();
+    namespaces.retain(|namespace| namespace.typ() != LinuxNamespaceType::Pid);
+    let builder = LinuxNamespaceBuilder::default().typ(LinuxNamespaceType::Pid);
+    match pid {
+        PidNs::Host => {}
+        PidNs::Own => namespaces.push(builder.build().map_err(|error| error.to_string())?),
+        PidNs::Of(pid) => {
+            let path = PathBuf::from(format!("/proc/{pid}/ns/pid"));
+            namespaces.push(
+                builder
+                    .path(path)
+                    .build()
+                    .map_err(|error| error.to_string())?,
+            );
+        }
+    }
+    linux.set_namespaces(Some(namespaces));
+    spec.set_linux(Some(linux));
+    Ok(spec)
+}
+
+/// Sets this process's OOM score for its children to inherit. Refused without CAP_SYS_RESOURCE when lower: then it
+/// stays what it is, for a container that can run is worth more than its rank.
+pub fn oom_score(score: i32) {
+    let file = OpenOptions::new()
+        .write(true)
+        .open("/proc/self/oom_score_adj");
+    if let Err(error) = file.and_then(|mut file| write!(file, "{score}")) {
+        crate::note!("oom_score_adj {score}: {error}; left as it is");
+    }
+}
+
+/// Sets a limit of a process, as far as allowed: without CAP_SYS_RESOURCE a hard limit cannot rise.
+pub fn set_limit(pid: u32, limit: &PosixRlimit) -> Result<(), String> {
+    let kind = resource(limit.typ());
+    let pid = pid as libc::pid_t;
+    let wanted = libc::rlimit {
+        rlim_cur: limit.soft().min(limit.hard()),
+        rlim_max: limit.hard(),
+    };
+    let mut old = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let told = |error| format!("process.rlimits {:?}: {error}", limit.typ());
+    // SAFETY: the pointers are those of live rlimits, which are rlimit64s on 64-bit machines.
+    unsafe {
+        if libc::prlimit(pid, kind, &wanted, std::ptr::null_mut()) == 0 {
+            return Ok(());
+        }
+        sys::check(libc::prlimit(pid, kind, std::ptr::null(), &mut old)).map_err(told)?;
+        let rlim_max = wanted.rlim_max.min(old.rlim_max);
+        let clamped = libc::rlimit {
+            rlim_cur: wanted.rlim_cur.min(rlim_max),
+            rlim_max,
+        };
+        crate::note!(
+            "rlimit {:?} {}: clamped to {rlim_max}",
+            limit.typ(),
+            wanted.rlim_max
+        );
+        sys::check(libc::prlimit(pid, kind, &clamped, std::ptr::null_mut()))
+            .map(drop)
+            .map_err(told)
+    }
+}
+
+fn resource(kind: PosixRlimitType) -> libc::__rlimit_resource_t {
+    use PosixRlimitType::*;
+    match kind {
+        RlimitCpu => libc::RLIMIT_CPU,
+        RlimitFsize => libc::RLIMIT_FSIZE,
+        RlimitData => libc::RLIMIT_DATA,
+        RlimitStack => libc::RLIMIT_STACK,
+        RlimitCore => libc::RLIMIT_CORE,
+        RlimitRss => libc::RLIMIT_RSS,
+        RlimitNproc => libc::RLIMIT_NPROC,
+        RlimitNofile => libc::RLIMIT_NOFILE,
+        RlimitMemlock => libc::RLIMIT_MEMLOCK,
+        RlimitAs => libc::RLIMIT_AS,
+        RlimitLocks => libc::RLIMIT_LOCKS,
+        RlimitSigpending => libc::RLIMIT_SIGPENDING,
+        RlimitMsgqueue => libc::RLIMIT_MSGQUEUE,
+        RlimitNice => libc::RLIMIT_NICE,
+        RlimitRtprio => libc::RLIMIT_RTPRIO,
+        RlimitRttime => libc::RLIMIT_RTTIME,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libcontainer_gets_no_identity() {
+        let spec = derive(&Spec::default(), &PidNs::Of(7)).unwrap();
+        let process = spec.process().as_ref().unwrap();
+        assert_eq!(
+            (process.user().uid(), process.cwd().to_str()),
+            (0, Some("/"))
+        );
+        assert!(process.capabilities().is_none() && process.no_new_privileges().is_none());
+        let linux = spec.linux().as_ref().unwrap();
+        let pids = |namespace: &&oci_spec::runtime::LinuxNamespace| {
+            namespace.typ() == LinuxNamespaceType::Pid
+        };
+        let path = linux
+            .namespaces()
+            .as_ref()
+            .unwrap()
+            .iter()
+            .find(pids)
+            .unwrap()
+            .path()
+            .clone();
+        assert_eq!(path.unwrap().to_str(), Some("/proc/7/ns/pid"));
+        let host = derive(&Spec::default(), &PidNs::Host).unwrap();
+        assert_eq!(
+            host.linux()
+                .as_ref()
+                .unwrap()
+                .namespaces()
+                .as_ref()
+                .unwrap()
+                .iter()
+                .find(pids),
+            None
+        );
+    }
+}

@@ -1,0 +1,437 @@
+//! One process of the pod, a container's first or the pause: what is known of it, from before its making to after its
+//! end.
+//!
+//! ```text
+//!  Starting ──made, execve done──> Running ──exit seen──> Stopping ──drained, cgroup empty──> record written, gone
+//!      └─────────failed──────────────────────────────────────^
+//! ```
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+use serde::Deserialize;
+
+use crate::log::{Kind, Log};
+use crate::stdio::{self, Pumped, Scratch, Stream};
+use crate::{cgroup, init, sys};
+use shim::api::{Phase, RunRequest, Started, Task};
+use shim::record::{self, End, Stop};
+
+/// How long output is waited for after the end if something still holds a pipe, ns.
+const DRAIN: u64 = 1_000_000_000;
+/// How long a killed cgroup is waited for before the end is told anyway, ns.
+const EMPTY: u64 = 5_000_000_000;
+/// First pause between looks at a cgroup that is being emptied, ns; doubles.
+const LOOK: u64 = 1_000_000;
+/// Pause between tries to write a log that cannot be written, ns.
+const LOG_RETRY: u64 = 1_000_000_000;
+
+/// Who waits for an answer: connection and stream.
+pub type Caller = (u32, u32);
+
+/// One process.
+pub struct Proc {
+    pub key: u32,
+    pub task: Task,
+    pub phase: Phase,
+    /// 0 before it is made.
+    pub pid: u32,
+    pub started: Started,
+    /// For a process taken over: what tells its end.
+    pub pidfd: Option<OwnedFd>,
+    /// While it is being made.
+    pub channel: Option<OwnedFd>,
+    pub error: Option<String>,
+    pub streams: Vec<Stream>,
+    /// Streams with something to read, in the order of `streams`.
+    pub ready: Vec<bool>,
+    pub log: Option<Log>,
+    log_retry: u64,
+    /// CLOCK_BOOTTIME of SIGKILL.
+    pub kill_at: Option<u64>,
+    pub is_dead: bool,
+    pub end: Option<End>,
+    drain_until: u64,
+    empty_until: u64,
+    look_at: u64,
+    look_pause: u64,
+    /// Writing end of a stdin that is to end with its first client.
+    pub stdin: Option<OwnedFd>,
+    pub run: Option<Caller>,
+    pub deletes: Vec<Caller>,
+    pub exec_count: u64,
+}
+
+impl Proc {
+    pub fn new(key: u32, task: Task) -> Proc {
+        Proc {
+            key,
+            task,
+            phase: Phase::Starting,
+            pid: 0,
+            started: Started::default(),
+            pidfd: None,
+            channel: None,
+            error: None,
+            streams: Vec::new(),
+            ready: Vec::new(),
+            log: None,
+            log_retry: 0,
+            kill_at: None,
+            is_dead: false,
+            end: None,
+            drain_until: 0,
+            empty_until: 0,
+            look_at: 0,
+            look_pause: LOOK,
+            stdin: None,
+            run: None,
+            deletes: Vec::new(),
+            exec_count: 0,
+        }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.task.id
+    }
+
+    pub fn record(&self) -> &Path {
+        Path::new(&self.task.record)
+    }
+
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        self.task.cgroups.iter().map(PathBuf::from).collect()
+    }
+
+    pub fn add(&mut self, stream: Stream) {
+        self.streams.push(stream);
+        self.ready.push(true);
+    }
+
+    /// Signals the first process.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        if self.pid == 0 || self.is_dead {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        match &self.pidfd {
+            Some(pidfd) => sys::pidfd_signal(pidfd.as_fd(), signal),
+            // SAFETY: no pointers. The pid is a child not reaped yet, so nobody else's.
+            None => sys::check(unsafe { libc::kill(self.pid as libc::pid_t, signal) }).map(drop),
+        }
+    }
+
+    /// Kills all of it; true if nothing is left in its cgroup. The pause's cgroup is not its own.
+    pub fn kill(&self) -> bool {
+        let _ = self.signal(libc::SIGKILL);
+        self.task.pause || cgroup::main_dir(&self.cgroups()).is_none_or(|dir| cgroup::kill(dir))
+    }
+
+    /// First call: signals, once. Any call: brings the kill nearer.
+    pub fn stop(&mut self, signal: i32, grace_ns: i64) -> shim::Result<()> {
+        let deadline = sys::boot().saturating_add(u64::try_from(grace_ns).unwrap_or(0));
+        let is_first = record::read(self.record())?.is_none_or(|record| record.stop.is_none());
+        let stands = record::write_stop(self.record(), Stop { signal, deadline })?;
+        self.kill_at = Some(stands.deadline);
+        if is_first && grace_ns > 0 && signal > 0 {
+            let _ = self.signal(signal);
+        }
+        if let Some(dir) = cgroup::main_dir(&self.cgroups()) {
+            cgroup::thaw(dir);
+        }
+        Ok(())
+    }
+
+    /// The first process ended, or never began.
+    pub fn ended(&mut self, dir: &Path, end: End) {
+        self.is_dead = true;
+        self.phase = Phase::Stopping;
+        let now = sys::boot();
+        self.drain_until = now + DRAIN;
+        self.empty_until = now + EMPTY;
+        self.look_at = 0;
+        self.task.ended = Some(end.clone());
+        self.end = Some(end);
+        // Were the shim killed now, nobody else could know.
+        if let Err(error) = save(dir, &self.task) {
+            crate::note!("{}: {error}", self.id());
+        }
+        self.kill();
+    }
+
+    /// It did not start. What was made of it is killed; the end follows when that is gone.
+    pub fn failed(&mut self, dir: &Path, why: &str) {
+        self.channel = None;
+        let is_made = self.pid != 0 && !self.is_dead;
+        self.ended(dir, End::start_error(why, sys::now()));
+        if is_made {
+            self.is_dead = false;
+            self.kill();
+        }
+    }
+
+    /// Moves what its streams have; true if there may be more at once.
+    pub fn pump(&mut self, scratch: &mut Scratch) -> bool {
+        let mut more = false;
+        for at in (0..self.streams.len())
+            .rev()
+            .filter(|at| self.ready[*at])
+            .collect::<Vec<_>>()
+        {
+            let pumped = (0..4).map(|_| self.streams[at].pump(scratch, &mut self.log));
+            match pumped.into_iter().find(|pumped| *pumped != Pumped::More) {
+                None => more = true,
+                Some(Pumped::End) => {
+                    self.streams.remove(at);
+                    self.ready.remove(at);
+                }
+                Some(_) => self.ready[at] = false,
+            }
+        }
+        more
+    }
+
+    /// What is due by the clock; true if it is over and may be forgotten.
+    pub fn tick(&mut self, dir: &Path, scratch: &mut Scratch) -> bool {
+        let now = sys::boot();
+        for (stream, ready) in self.streams.iter().zip(&mut self.ready) {
+            *ready |= stream.due().is_some_and(|due| due <= now);
+        }
+        if let Some(log) = self
+            .log
+            .as_mut()
+            .filter(|log| log.is_behind() && self.log_retry <= now)
+        {
+            log.retry();
+            self.log_retry = now + LOG_RETRY;
+        }
+        if self.phase != Phase::Stopping {
+            if self.kill_at.is_some_and(|at| at <= now) {
+                // Again until the end is seen: on cgroup v1 a fork can slip through.
+                self.kill_at = Some(now + 100_000_000);
+                self.kill();
+            }
+            return false;
+        }
+        self.is_over(now) && self.finish(dir, scratch)
+    }
+
+    fn is_over(&mut self, now: u64) -> bool {
+        if now < self.look_at {
+            return false;
+        }
+        let is_empty = self.kill() && self.is_dead;
+        if !is_empty && now < self.empty_until {
+            self.look_at = now + self.look_pause;
+            self.look_pause = (self.look_pause * 2).min(100_000_000);
+            return false;
+        }
+        self.look_at = 0;
+        self.streams.is_empty() || now >= self.drain_until
+    }
+
+    /// Removes all of it but the run record, whose end is written last.
+    fn finish(&mut self, dir: &Path, scratch: &mut Scratch) -> bool {
+        for mut stream in std::mem::take(&mut self.streams) {
+            // Something outside of its cgroup holds the pipe: take what is there, the unfinished line too.
+            for _ in 0..64 {
+                stream.flush();
+                if stream.pump(scratch, &mut self.log) != Pumped::More && stream.due().is_none() {
+                    break;
+                }
+            }
+        }
+        let cgroups = self.cgroups();
+        let oom = !self.task.pause && cgroup::oom_kills(&cgroups) > 0;
+        if !cgroup::remove(&cgroups) && sys::boot() < self.empty_until && !self.task.pause {
+            self.look_at = sys::boot() + self.look_pause;
+            return false;
+        }
+        self.log = None;
+        self.remove_files(dir);
+        let mut end = self.end.clone().unwrap_or_else(|| End::lost(sys::now()));
+        if oom && end.reason == "Error" {
+            end.oom = true;
+            end.reason = "OOMKilled".into();
+        }
+        match record::write_end(self.record(), end) {
+            Ok(end) => {
+                self.end = Some(end);
+                let _ = fs::remove_file(task_file(dir, self.id()));
+                true
+            }
+            Err(error) => {
+                // A full disk: the task file still has it. Tried again, for it is the receipt.
+                crate::note!("{}: {error}", self.id());
+                self.look_at = sys::boot() + LOG_RETRY;
+                false
+            }
+        }
+    }
+
+    fn remove_files(&self, dir: &Path) {
+        init::forget(dir, self.id());
+        let _ = fs::remove_file(mark_file(dir, self.id()));
+        if let Some(run) = &self.task.run {
+            let fifos = Path::new(&run.fifo_dir);
+            for name in ["stdin", "stdout", "stderr"] {
+                let _ = fs::remove_file(fifos.join(name));
+            }
+            let _ = fs::remove_dir(fifos);
+        }
+    }
+
+    /// When something is due next, CLOCK_BOOTTIME ns.
+    pub fn due(&self) -> Option<u64> {
+        let tails = self.streams.iter().filter_map(Stream::due);
+        let log = self
+            .log
+            .as_ref()
+            .filter(|log| log.is_behind())
+            .map(|_| self.log_retry);
+        let end = (self.phase == Phase::Stopping).then_some(if self.look_at == 0 {
+            self.drain_until
+        } else {
+            self.look_at
+        });
+        let kill = self.kill_at.filter(|_| self.phase != Phase::Stopping);
+        tails.chain(log).chain(end).chain(kill).min()
+    }
+}
+
+/// What a shim must know of a process, kept for a successor.
+pub fn save(dir: &Path, task: &Task) -> io::Result<()> {
+    let path = task_file(dir, &task.id);
+    let new = path.with_extension("new");
+    fs::write(&new, task.encode_to_vec())?;
+    fs::rename(new, path)
+}
+
+pub fn task_file(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.task"))
+}
+
+pub fn mark_file(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.mark"))
+}
+
+/// The few fields of config.json that the shim itself needs; reading all of it would leave its heap grown.
+#[derive(Deserialize)]
+pub struct Needs {
+    process: NeedsProcess,
+    linux: NeedsLinux,
+}
+
+#[derive(Deserialize)]
+struct NeedsProcess {
+    #[serde(default)]
+    user: NeedsUser,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NeedsUser {
+    uid: u32,
+    gid: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NeedsLinux {
+    cgroups_path: String,
+    #[serde(default)]
+    uid_mappings: Vec<NeedsMap>,
+    #[serde(default)]
+    gid_mappings: Vec<NeedsMap>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NeedsMap {
+    #[serde(rename = "containerID")]
+    container_id: u32,
+    #[serde(rename = "hostID")]
+    host_id: u32,
+    size: u32,
+}
+
+impl Needs {
+    pub fn read(bundle: &Path) -> Result<Needs, String> {
+        let path = bundle.join("config.json");
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let bytes = fs::read(&path).map_err(|error| told(&error))?;
+        serde_json::from_slice(&bytes).map_err(|error| told(&error))
+    }
+
+    /// The container's cgroup directories, in every hierarchy.
+    pub fn cgroups(&self) -> Result<Vec<String>, String> {
+        let dirs = cgroup::dirs(&self.linux.cgroups_path)
+            .map_err(|error| format!("linux.cgroupsPath: {error}"))?;
+        Ok(dirs
+            .into_iter()
+            .map(|dir| dir.to_string_lossy().into_owned())
+            .collect())
+    }
+
+    /// The host's uid and gid of the container's user.
+    pub fn owner(&self) -> (u32, u32) {
+        let maps = |maps: &[NeedsMap]| -> Vec<_> {
+            maps.iter()
+                .map(|map| (map.container_id, map.host_id, map.size))
+                .collect()
+        };
+        let NeedsUser { uid, gid } = self.process.user;
+        (
+            sys::map_id(uid, &maps(&self.linux.uid_mappings)),
+            sys::map_id(gid, &maps(&self.linux.gid_mappings)),
+        )
+    }
+}
+
+/// stdin, stdout and stderr for a container, and our ends of them.
+pub struct Stdio {
+    pub theirs: [OwnedFd; 3],
+    pub ours: Vec<Stream>,
+    pub stdin: Option<OwnedFd>,
+}
+
+/// Makes a container's stdio. With a terminal all three are /dev/null until it exists.
+pub fn make_stdio(run: &RunRequest, owner: (u32, u32)) -> io::Result<Stdio> {
+    let null = || {
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .map(OwnedFd::from)
+    };
+    if run.terminal {
+        return Ok(Stdio {
+            theirs: [null()?, null()?, null()?],
+            ours: Vec::new(),
+            stdin: None,
+        });
+    }
+    let dir = Path::new(&run.fifo_dir);
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let (out, their_out) = stdio::make_fifo(dir, Kind::Stdout, owner)?;
+    let (err, their_err) = stdio::make_fifo(dir, Kind::Stderr, owner)?;
+    let (their_in, stdin) = match (run.stdin, run.stdin_once) {
+        (false, _) => (null()?, None),
+        // Ends with its first client, so the shim alone holds the writing end.
+        (true, true) => sys::pipe(0).map(|(read, write)| (read, Some(write)))?,
+        // Never ends: the container holds a writing end itself, and outlives the shim unawares.
+        (true, false) => (stdio::make_stdin(dir, owner)?, None),
+    };
+    let ours = vec![
+        Stream::fifo(out, Kind::Stdout),
+        Stream::fifo(err, Kind::Stderr),
+    ];
+    Ok(Stdio {
+        theirs: [their_in, their_out, their_err],
+        ours,
+        stdin,
+    })
+}

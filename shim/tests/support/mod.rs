@@ -1,0 +1,325 @@
+//! A real shim, as root, on the real kernel: a pod directory, a root file system borrowed from the host, run records.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use shim::api::{
+    ExecOutput, ExecRequest, PauseRequest, RunRequest, StartSlot, Started, StopRequest,
+};
+use shim::record::{self, End};
+use shim::{Client, Identity};
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+pub struct Pod {
+    pub tmp: tempfile::TempDir,
+    pub dir: PathBuf,
+    pub client: Client,
+    pub name: String,
+}
+
+pub struct Container {
+    pub request: RunRequest,
+    pub config: Value,
+}
+
+impl Pod {
+    pub async fn new() -> Pod {
+        let tmp = tempfile::Builder::new()
+            .prefix("shim-test")
+            .tempdir_in("/run")
+            .unwrap();
+        let name = format!(
+            "shimtest{}x{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
+        // Longer than a socket's path may be.
+        let dir = tmp.path().join("x".repeat(100)).join("shim");
+        spawn(&dir, &name).unwrap();
+        let client = Client::connect(&dir).await.unwrap();
+        Pod {
+            tmp,
+            dir,
+            client,
+            name,
+        }
+    }
+
+    /// A container that runs `args`.
+    pub fn container(&self, id: &str, args: &[&str]) -> Container {
+        let base = self.tmp.path().join(id);
+        let root = base.join("root");
+        for dir in [
+            "usr", "bin", "lib", "lib64", "etc", "proc", "dev", "sys", "tmp",
+        ] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        let program = self.tmp.path().join("hello");
+        if !program.exists() {
+            fs::copy(exe(), &program).unwrap();
+        }
+        fs::hard_link(program, root.join("hello")).unwrap();
+        fs::write(
+            root.join("etc/passwd"),
+            "root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/home/app:/bin/sh\n",
+        )
+        .unwrap();
+        let bind = |dir: &str| json!({"destination": dir, "source": dir, "type": "bind", "options": ["rbind", "ro"]});
+        let config = json!({
+            "ociVersion": "1.1.0",
+            "root": {"path": root},
+            "process": {
+                "args": args, "cwd": "/", "env": ["PATH=/bin:/usr/bin"],
+                "user": {"uid": 0, "gid": 0},
+                "capabilities": {"bounding": [], "effective": [], "permitted": []},
+            },
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+                {"destination": "/dev/pts", "type": "devpts", "source": "devpts",
+                 "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]},
+                bind("/usr"), bind("/bin"), bind("/lib"), bind("/lib64"),
+            ],
+            "linux": {
+                "cgroupsPath": format!("/{}/{id}", self.name),
+                "namespaces": [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}],
+                "maskedPaths": ["/proc/kcore"], "readonlyPaths": ["/proc/sys"],
+            },
+        });
+        let path = |name: &str| base.join(name).to_str().unwrap().to_owned();
+        let request = RunRequest {
+            id: id.into(),
+            bundle: path("bundle"),
+            record: path("run"),
+            fifo_dir: path("io"),
+            log_path: path("log"),
+            ..RunRequest::default()
+        };
+        Container { request, config }
+    }
+
+    pub async fn run(&self, container: &Container) -> shim::Result<Started> {
+        fs::create_dir_all(&container.request.bundle).unwrap();
+        let config = serde_json::to_vec(&container.config).unwrap();
+        fs::write(
+            Path::new(&container.request.bundle).join("config.json"),
+            config,
+        )
+        .unwrap();
+        self.client.run(container.request.clone()).await
+    }
+
+    /// Runs `sh -c script`.
+    pub async fn shell(&self, id: &str, script: &str) -> Container {
+        let container = self.container(id, &["sh", "-c", script]);
+        self.run(&container).await.unwrap();
+        container
+    }
+
+    pub async fn pause(&self, new_pid_ns: bool) -> Started {
+        let record = self
+            .tmp
+            .path()
+            .join("pause-run")
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let cgroup = format!("/{}/pause", self.name);
+        self.client
+            .pause(PauseRequest {
+                record,
+                new_pid_ns,
+                cgroup,
+                ..PauseRequest::default()
+            })
+            .await
+            .unwrap()
+    }
+
+    pub async fn stop(&self, id: &str, signal: i32, grace: Duration) {
+        let grace_ns = grace.as_nanos() as i64;
+        self.client
+            .stop(StopRequest {
+                id: id.into(),
+                signal,
+                grace_ns,
+            })
+            .await
+            .unwrap();
+    }
+
+    pub async fn exec(
+        &self,
+        id: &str,
+        script: &str,
+        timeout: Duration,
+    ) -> shim::Result<ExecOutput> {
+        let args = ["sh", "-c", script].map(String::from).to_vec();
+        let timeout_ns = timeout.as_nanos() as i64;
+        self.client
+            .exec(ExecRequest {
+                id: id.into(),
+                args,
+                timeout_ns,
+                ..ExecRequest::default()
+            })
+            .await
+    }
+
+    /// Kills the shim, then starts another that takes over.
+    pub async fn replace_shim(&mut self) {
+        let pid = self.client.state().await.unwrap().pid;
+        // SAFETY: no pointers; the shim that this pod started.
+        unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        self.client.closed().await;
+        wait(|| {
+            fs::read_link(format!("/proc/{pid}/exe"))
+                .is_err()
+                .then_some(())
+        });
+        spawn(&self.dir, &self.name).unwrap();
+        self.client = Client::connect(&self.dir).await.unwrap();
+    }
+
+    /// Cgroup directories of this pod that exist.
+    pub fn cgroups(&self, id: &str) -> Vec<PathBuf> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let points = mounts
+            .lines()
+            .filter(|line| line.contains(" cgroup"))
+            .map(|line| line.split(' ').nth(1).unwrap());
+        points
+            .map(|point| Path::new(point).join(&self.name).join(id))
+            .filter(|dir| dir.exists())
+            .collect()
+    }
+
+    /// Ends everything, and checks that the shim ends by itself then.
+    pub async fn end(self) {
+        for process in self.client.state().await.unwrap().processes {
+            self.client.delete(&process.id).await.unwrap();
+        }
+        self.client.shutdown().await.unwrap();
+        self.client.closed().await;
+        assert_eq!(self.cgroups("pause"), [PathBuf::new(); 0]);
+        for dir in self.cgroups("") {
+            fs::remove_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        }
+    }
+}
+
+impl Drop for Pod {
+    /// A failed test leaves no process behind.
+    fn drop(&mut self) {
+        for dir in self.cgroups("") {
+            for child in fs::read_dir(&dir)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path())
+            {
+                let procs = fs::read_to_string(child.join("cgroup.procs")).unwrap_or_default();
+                for pid in procs.lines().filter_map(|pid| pid.parse::<i32>().ok()) {
+                    // SAFETY: no pointers; a process of this pod's cgroup.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                }
+            }
+        }
+    }
+}
+
+impl Container {
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.request.log_path).unwrap_or_default()
+    }
+
+    /// The log's content without stamps: `stdout F text`.
+    pub fn lines(&self) -> Vec<String> {
+        self.log()
+            .lines()
+            .map(|line| line.split_once(' ').unwrap().1.to_owned())
+            .collect()
+    }
+
+    pub fn started(&self) -> StartSlot {
+        record::read(Path::new(&self.request.record))
+            .unwrap()
+            .unwrap()
+            .start
+            .unwrap()
+    }
+
+    /// Waits for the end slot.
+    pub fn ended(&self) -> End {
+        wait(|| {
+            record::read(Path::new(&self.request.record))
+                .unwrap()
+                .and_then(|record| record.end)
+        })
+    }
+
+    pub fn set(&mut self, pointer: &str, value: Value) {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        self.config.pointer_mut(parent).unwrap()[key] = value;
+    }
+
+    /// Waits until the log has a line that contains `text`.
+    pub fn wait_for(&self, text: &str) {
+        wait(|| self.log().contains(text).then_some(()));
+    }
+}
+
+/// The binary under test. Not `env!`: the compiler runs below a shell, which drops names with a dash.
+pub fn exe() -> PathBuf {
+    let beside = || {
+        std::env::current_exe()
+            .unwrap()
+            .parent()
+            .unwrap()
+            .with_file_name("reconcile-shim")
+    };
+    std::env::var_os("CARGO_BIN_EXE_reconcile-shim").map_or_else(beside, PathBuf::from)
+}
+
+pub fn spawn(dir: &Path, name: &str) -> shim::Result<()> {
+    let whose = Identity {
+        namespace: "test".into(),
+        name: name.into(),
+        uid: "0123".into(),
+    };
+    shim::spawn(&exe(), &whose, dir, None)
+}
+
+/// Looks until it is there; a test that waits longer has failed.
+pub fn wait<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "waited in vain");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// Proportional memory, kB.
+pub fn pss(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    text.lines()
+        .find_map(|line| {
+            line.strip_prefix("Pss:")?
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()
+        })
+        .unwrap()
+}
