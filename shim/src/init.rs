@@ -6,7 +6,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use libcontainer::container::builder::ContainerBuilder;
@@ -45,7 +45,6 @@ pub struct Plan {
     pub seccomp: Option<Vec<u8>>,
     /// stdin, stdout, stderr.
     pub stdio: [OwnedFd; 3],
-    pub channel: OwnedFd,
 }
 
 /// Reads a bundle: its spec and its filter.
@@ -90,15 +89,14 @@ pub fn forget(dir: &Path, id: &str) {
 
 impl Plan {
     /// In the forked child: makes and starts the container, tells the channel, ends.
-    pub fn run(self) -> ! {
-        let channel = self.channel.as_raw_fd();
-        match self.steps() {
+    pub fn run(self, channel: &OwnedFd) -> ! {
+        match self.steps(channel.as_raw_fd()) {
             Ok(()) => sys::exit(0),
-            Err(error) => crate::r#become::fail(channel, &error),
+            Err(error) => crate::r#become::fail(channel.as_raw_fd(), &error),
         }
     }
 
-    fn steps(self) -> Result<(), String> {
+    fn steps(self, channel: RawFd) -> Result<(), String> {
         self.in_time()?;
         let process = self
             .spec
@@ -119,7 +117,7 @@ impl Plan {
         let executor = Become {
             process: process.clone(),
             seccomp: self.seccomp.clone(),
-            channel: self.channel.as_raw_fd(),
+            channel,
             first: true,
         };
         let [stdin, stdout, stderr] = self.stdio;
@@ -151,8 +149,7 @@ impl Plan {
         made.extend(start.pid.to_le_bytes());
         made.extend(start.start_ticks.to_le_bytes());
         made.extend(start.started_at.to_le_bytes());
-        sys::send(self.channel.as_raw_fd(), &made, None)
-            .map_err(|error| format!("tell the shim: {error}"))?;
+        sys::send(channel, &made, None).map_err(|error| format!("tell the shim: {error}"))?;
         for limit in process.rlimits().iter().flatten() {
             set_limit(pid, limit)?;
         }

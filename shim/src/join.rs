@@ -37,7 +37,6 @@ pub struct Plan {
     pub seccomp: Option<Vec<u8>>,
     /// stdin, stdout, stderr.
     pub stdio: [OwnedFd; 3],
-    pub channel: OwnedFd,
 }
 
 /// Makes the cgroup of exec number `n`; `None` if the container's has no room for one.
@@ -51,15 +50,14 @@ pub fn session(cgroups: &[PathBuf], n: u64) -> Option<PathBuf> {
 
 impl Plan {
     /// In the forked child: joins, forks the exec as the shim's child, tells the channel, ends.
-    pub fn run(self) -> ! {
-        let channel = self.channel.as_raw_fd();
-        match self.steps() {
+    pub fn run(self, channel: &OwnedFd) -> ! {
+        match self.steps(channel.as_raw_fd()) {
             Ok(()) => sys::exit(0),
-            Err(error) => fail(channel, &error),
+            Err(error) => fail(channel.as_raw_fd(), &error),
         }
     }
 
-    fn steps(self) -> Result<(), String> {
+    fn steps(self, channel: RawFd) -> Result<(), String> {
         // A process of the container must not look into this one while it is half inside.
         sys::prctl(libc::PR_SET_DUMPABLE, 0).map_err(|error| format!("set undumpable: {error}"))?;
         if let Some(score) = self.process.oom_score_adj() {
@@ -71,7 +69,6 @@ impl Plan {
         self.join_cgroups()?;
         self.join_namespaces()
             .map_err(|error| format!("join the container: {error}"))?;
-        let channel = self.channel.as_raw_fd();
         let pid = sys::fork_sibling(0).map_err(|error| format!("fork: {error}"))?;
         if pid == 0 {
             for (to, from) in self.stdio.iter().enumerate() {

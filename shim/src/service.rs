@@ -590,9 +590,8 @@ impl Service {
                 start_by: request.start_by,
                 seccomp,
                 stdio: theirs,
-                channel,
             };
-            plan.run()
+            plan.run(&channel)
         })?;
         for stream in &stdio.ours {
             self.watch_output(stream.fd(), key);

@@ -258,9 +258,8 @@ impl Service {
                 process,
                 seccomp,
                 stdio,
-                channel: their_channel,
             }
-            .run();
+            .run(&their_channel);
         }
         self.execs.push(exec);
         Ok(())

@@ -64,16 +64,14 @@ async fn a_takeover_keeps_stop_deadline_pause_and_dead() {
     let script = "trap '' TERM; echo ready; while :; do sleep 1000; done";
     let stubborn = pod.shell("stubborn", script).await;
     stubborn.wait_for("ready");
-    let quick = pod
-        .shell("quick", "echo ready; read x < /tmp/fifo; exit 5")
-        .await;
+    let quick = pod.shell("quick", "echo ready; sleep 1; exit 5").await;
     quick.wait_for("ready");
     pod.stop("stubborn", libc::SIGTERM, Duration::from_millis(1500))
         .await;
     pod.replace_shim().await;
     assert!(is_alive(pause.pid) && is_alive(stubborn.started().pid));
     assert_eq!(stubborn.ended().code, 137);
-    assert_eq!(quick.ended().code, 2);
+    assert_eq!(quick.ended().code, 5);
     // Its first process ends while no shim lives: the status is lost, and said so.
     let lost = pod.container("lost", &["/hello", "sleep", "1000"]);
     let pid = pod.run(&lost).await.unwrap().pid;

@@ -1,5 +1,8 @@
 //! A real shim, as root, on the real kernel: a pod directory, a root file system borrowed from the host, run records.
 
+// Each test program uses a part of it.
+#![allow(dead_code)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
