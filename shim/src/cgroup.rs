@@ -139,8 +139,13 @@ pub fn kill(dir: &Path) -> bool {
 
 /// Undoes a freeze: a frozen process takes no signal.
 pub fn thaw(dir: &Path) {
-    let _ = fs::write(dir.join("freezer.state"), "THAWED");
-    let _ = fs::write(dir.join("cgroup.freeze"), "0");
+    let files = [("freezer.state", "THAWED"), ("cgroup.freeze", "0")];
+    if !files
+        .iter()
+        .any(|(file, text)| fs::write(dir.join(file), text).is_ok())
+    {
+        return;
+    }
     for child in children(dir) {
         thaw(&child);
     }

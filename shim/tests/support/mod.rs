@@ -313,16 +313,17 @@ pub fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Proportional memory, kB.
-pub fn pss(pid: u32) -> u64 {
+/// Memory of a process, kB: (proportional share, of it anonymous).
+pub fn memory(pid: u32) -> (u64, u64) {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
-    text.lines()
-        .find_map(|line| {
-            line.strip_prefix("Pss:")?
-                .split_whitespace()
-                .next()?
-                .parse()
-                .ok()
-        })
-        .unwrap()
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap()
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    };
+    (field("Pss:"), field("Pss_Anon:"))
 }
