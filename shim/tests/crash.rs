@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use shim::record;
-use support::{Pod, is_alive, wait};
+use support::{Pod, is_alive};
 
 #[tokio::test]
 async fn a_start_cut_off_anywhere_is_finished_or_undone() {
@@ -16,22 +16,13 @@ async fn a_start_cut_off_anywhere_is_finished_or_undone() {
     for n in 0..40 {
         let id = format!("c{n}");
         let container = pod.container(&id, &["/hello", "sleep", "1000"]);
-        let shim = pod.client.state().await.unwrap().pid;
         let start = async { pod.run(&container).await };
         let kill = async {
-            tokio::time::sleep(Duration::from_micros(500 * n)).await;
-            // SAFETY: no pointers; the shim that this pod started.
-            unsafe { libc::kill(shim as i32, libc::SIGKILL) };
+            tokio::time::sleep(Duration::from_micros(1000 * n)).await;
+            pod.kill_shim();
         };
         let (answer, ()) = tokio::join!(start, kill);
-        pod.client.closed().await;
-        wait(|| {
-            fs::read_link(format!("/proc/{shim}/exe"))
-                .is_err()
-                .then_some(())
-        });
-        support::spawn(&pod.dir, &pod.name).unwrap();
-        pod.client = shim::Client::connect(&pod.dir).await.unwrap();
+        pod.revive_shim().await;
         let record = record::read(Path::new(&container.request.record))
             .unwrap()
             .unwrap_or_default();
@@ -59,7 +50,7 @@ async fn a_start_cut_off_anywhere_is_finished_or_undone() {
             .end;
         failed += u32::from(end.as_ref().is_some_and(|end| end.code == 128));
         assert!(end.is_some() || n < 2, "{id}: no end");
-        assert_eq!(pod.cgroups(&id), [PathBuf::new(); 0], "{id}");
+        assert_eq!(pod.cgroups(&id), Vec::<PathBuf>::new(), "{id}");
         assert!(!Path::new(&container.request.fifo_dir).exists(), "{id}");
         let left = fs::read_dir(&pod.dir).unwrap().filter(|entry| {
             entry

@@ -70,7 +70,7 @@ async fn a_container_runs_logs_and_ends() {
     assert!(bad.log().contains("F cr\r\n"));
     for container in [&ok, &bad] {
         assert!(!Path::new(&container.request.fifo_dir).exists());
-        assert_eq!(pod.cgroups(&container.request.id), [PathBuf::new(); 0]);
+        assert_eq!(pod.cgroups(&container.request.id), Vec::<PathBuf>::new());
     }
     // A second life is refused.
     let again = pod.run(&ok).await.unwrap_err();
@@ -198,7 +198,7 @@ async fn what_cannot_start_says_why() {
                 end.message
             );
         }
-        assert_eq!(pod.cgroups(id), [PathBuf::new(); 0]);
+        assert_eq!(pod.cgroups(id), Vec::<PathBuf>::new());
         assert!(!Path::new(&container.request.fifo_dir).exists());
     }
     let mut late = pod.container("late", &["/hello", "echo", "never"]);
@@ -533,6 +533,35 @@ async fn a_user_namespace_maps_the_container() {
         text,
         format!("7\nCapPrm:\t0000000000000000\n{}\n", namespace.display())
     );
+    pod.end().await;
+}
+
+#[tokio::test]
+async fn a_read_only_root_gets_its_working_directory() {
+    let pod = Pod::new().await;
+    let mut container = pod.container("ro", &["sh", "-c", "pwd; touch /x"]);
+    container.set("/root/readonly", json!(true));
+    container.set("/process/cwd", json!("/made/here"));
+    pod.run(&container).await.unwrap();
+    assert_eq!(container.ended().code, 1);
+    assert!(
+        container.log().contains("stdout F /made/here\n") && container.log().contains("Read-only")
+    );
+    pod.end().await;
+}
+
+#[tokio::test]
+async fn a_start_and_a_stop_are_quick() {
+    let pod = Pod::new().await;
+    let mut spent = Duration::ZERO;
+    for n in 0..20 {
+        let container = pod.container(&format!("t{n}"), &["/hello", "exit", "0"]);
+        let start = Instant::now();
+        pod.run(&container).await.unwrap();
+        container.ended();
+        spent += start.elapsed();
+    }
+    println!("start to recorded end: {:?} each", spent / 20);
     pod.end().await;
 }
 
