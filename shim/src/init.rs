@@ -104,7 +104,7 @@ impl Plan {
             .linux()
             .as_ref()
             .and_then(|linux| linux.cgroups_path().clone());
-        cgroup::enter(&path.unwrap_or_default().to_string_lossy())
+        cgroup::enter_one(&path.unwrap_or_default().to_string_lossy())
             .map_err(|error| format!("linux.cgroupsPath: {error}"))?;
         let process = self
             .spec
@@ -378,6 +378,7 @@ mod tests {
             (process.user().uid(), process.cwd().to_str()),
             (0, Some("/"))
         );
+        assert_eq!(process.env().as_deref(), Some(&["HOME=/".to_owned()][..]));
         assert!(process.capabilities().is_none() && process.no_new_privileges().is_none());
         let linux = spec.linux().as_ref().unwrap();
         let pids = |namespace: &&oci_spec::runtime::LinuxNamespace| {
