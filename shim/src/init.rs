@@ -252,8 +252,10 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
     if let Some(given) = spec.process() {
         process.set_args(given.args().clone());
     }
+    // With HOME set libcontainer does not call getpwuid, which in a static program would load the *container's* NSS
+    // modules, as root.
     process
-        .set_env(None)
+        .set_env(Some(vec!["HOME=/".into()]))
         .set_cwd("/".into())
         .set_capabilities(None)
         .set_rlimits(None)
