@@ -283,7 +283,7 @@ pub fn oom_score(score: i32) {
     let file = OpenOptions::new()
         .write(true)
         .open("/proc/self/oom_score_adj");
-    if let Err(error) = file.and_then(|mut file| write!(file, "{score}")) {
+    if let Err(error) = file.and_then(|mut file| file.write_all(score.to_string().as_bytes())) {
         crate::note!("oom_score_adj {score}: {error}; left as it is");
     }
 }
