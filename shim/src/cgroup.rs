@@ -66,6 +66,7 @@ pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
     Ok(made)
 }
 
+<<<<<<< HEAD
 /// As [`enter`], in one hierarchy only: enough to be found and killed, and a tenth of the cost on cgroup v1.
 pub fn enter_one(path: &str) -> io::Result<()> {
     let dir = dirs(path)?
@@ -76,6 +77,8 @@ pub fn enter_one(path: &str) -> io::Result<()> {
     join(&dir)
 }
 
+=======
+>>>>>>> shim
 /// Moves this process into one directory.
 pub fn join(dir: &Path) -> io::Result<()> {
     // A v1 cpuset starts without CPUs and takes no process until it has some.
