@@ -42,12 +42,14 @@ macro_rules! observed {
     };
 }
 
-observed!(SandboxKind, sandbox => format!("sandbox {}/{}", sandbox.spec.pod.namespace, sandbox.spec.pod.name));
+observed!(SandboxKind, sandbox => {
+    format!("sandbox {}/{}", sandbox.spec.pod.namespace, sandbox.spec.pod.name)
+});
 observed!(ContainerKind, container => format!("container {}", container.spec.name));
 observed!(ImageKind, image => format!("image {}", image.meta.name));
 observed!(PodKind, pod => format!("pod {}/{}", pod.meta.namespace, pod.meta.name));
 
-/// Writes a record (or joins an equal one under way) for `pod` (`namespace/name`), waits for `done`, and delivers its uid.
+/// Writes a record (or joins an equal one under way) for `pod` (`namespace/name`), waits for `done`, delivers its uid.
 ///
 /// A create that failed for good is withdrawn before its error is answered, so that a retry starts clean. One that
 /// outlives its call stays on trial, for the retry to join.
@@ -63,9 +65,7 @@ where
     F: FnMut(&Object<K>) -> bool + Send,
 {
     new.meta.ready_by = Some(call.ready_by());
-    let record = match services.store.create(new).await? {
-        Put::Created(record) | Put::Joined(record) => record,
-    };
+    let (Put::Created(record) | Put::Joined(record)) = services.store.create(new).await.map_err(in_request)?;
     call.about(pod, &record.meta.uid);
     let uid = record.meta.uid.as_str();
     match until(services, call, &record, reached(&record, done)).await {
@@ -77,6 +77,20 @@ where
         Err(error) => return Err(error),
     }
     Ok(uid.to_owned())
+}
+
+/// The record's metadata are the configuration's in the request.
+fn in_request(error: state::Error) -> Error {
+    match error {
+        state::Error::Invalid { field, problem } => {
+            let field = field
+                .strip_prefix("metadata.")
+                .map(|part| format!("config.{part}"))
+                .unwrap_or(field);
+            Error::Invalid { field, problem }
+        }
+        error => error.into(),
+    }
 }
 
 async fn deliver<K: Observed>(services: &Services, record: &Object<K>) -> Result<()> {

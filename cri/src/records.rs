@@ -20,7 +20,7 @@ use state::pod::{PodKind, PodSpec};
 use state::resource::API_VERSION;
 use state::sandbox::SandboxKind;
 use state::store::Event;
-use state::{Container, Kind, Meta, Object};
+use state::{Container, Kind, Meta, Object, Reference};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Status};
 
@@ -86,11 +86,26 @@ fn get(services: &Services, request: &v1::GetRequest) -> Result<Vec<v1::Document
         kind if is_kind::<PodKind>(kind) => get_kind::<PodKind>(services, request),
         kind if is_kind::<SandboxKind>(kind) => get_kind::<SandboxKind>(services, request),
         kind if is_kind::<ContainerKind>(kind) => get_kind::<ContainerKind>(services, request),
-        kind if is_kind::<ImageKind>(kind) => get_kind::<ImageKind>(services, request),
+        kind if is_kind::<ImageKind>(kind) => {
+            let (name, namespace) = (full_name(request.name.clone()), String::new());
+            get_kind::<ImageKind>(
+                services,
+                &v1::GetRequest {
+                    name,
+                    namespace,
+                    ..request.clone()
+                },
+            )
+        }
         kind if is_kind::<NodeKind>(kind) => get_kind::<NodeKind>(services, request),
         kind if is_kind::<DebtKind>(kind) => get_kind::<DebtKind>(services, request),
         kind => Err(unknown_kind("kind", kind)),
     }
+}
+
+/// The full form of an image reference, as records are named; anything else as it is.
+fn full_name(name: String) -> String {
+    Reference::parse(&name, "name").map_or(name, |reference| reference.to_string())
 }
 
 fn get_kind<K: Kind>(services: &Services, request: &v1::GetRequest) -> Result<Vec<v1::Document>> {
@@ -142,7 +157,7 @@ fn watch_kind<K: Kind>(services: &Services, uid: String) -> Answers<v1::WatchRes
     Box::pin(changes.take_until(async move { closing.closed().await }))
 }
 
-async fn delete(services: &Services, call: &Call, request: v1::DeleteRequest) -> Result<v1::DeleteResponse> {
+async fn delete(services: &Services, call: &Call, mut request: v1::DeleteRequest) -> Result<v1::DeleteResponse> {
     match request.kind.as_str() {
         kind if is_kind::<PodKind>(kind) => {
             let Some(pod) = find::<PodKind>(services, &request)? else {
@@ -166,10 +181,15 @@ async fn delete(services: &Services, call: &Call, request: v1::DeleteRequest) ->
             Some(sandbox) => erase(services, call, sandbox, request.wait).await,
             None => Ok(v1::DeleteResponse::default()),
         },
-        kind if is_kind::<ImageKind>(kind) => match find::<ImageKind>(services, &request)? {
-            Some(image) => erase(services, call, image, request.wait).await,
-            None => Ok(v1::DeleteResponse::default()),
-        },
+        kind if is_kind::<ImageKind>(kind) => {
+            request.name = full_name(request.name);
+            // Images are the node's, whatever namespace the caller works in.
+            request.namespace.clear();
+            match find::<ImageKind>(services, &request)? {
+                Some(image) => erase(services, call, image, request.wait).await,
+                None => Ok(v1::DeleteResponse::default()),
+            }
+        }
         kind => Err(Error::invalid(
             "kind",
             format!("{kind:.60?} is none of Pod, PodSandbox, Container, Image"),
@@ -183,7 +203,12 @@ fn find<K: Kind>(services: &Services, request: &v1::DeleteRequest) -> Result<Opt
         return Err(Error::invalid("name", "give a name or a uid"));
     }
     let found = if request.uid.is_empty() {
-        services.store.by_name::<K>(&request.name)
+        let scoped = format!("{}/{}", request.namespace, request.name);
+        services.store.by_name::<K>(if request.namespace.is_empty() {
+            &request.name
+        } else {
+            &scoped
+        })
     } else if let Some(found) = services.store.get::<K>(&request.uid) {
         Some(found)
     } else {

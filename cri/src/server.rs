@@ -5,13 +5,17 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
+use futures::Stream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderValue, Request, Response};
+use tonic::transport::server::{Connected, UdsConnectInfo};
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
@@ -25,6 +29,10 @@ use crate::services::Services;
 pub const MESSAGE_LIMIT: usize = 16 << 20;
 /// Streams of one connection at a time.
 const STREAMS: u32 = 1000;
+/// Connections at a time; more wait in the socket's queue.
+const CONNECTIONS: usize = 512;
+/// Pause after a failed accept (no descriptor is free, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// For so long open calls may end after the end signal.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -92,10 +100,78 @@ pub async fn serve(listener: UnixListener, services: Services) -> Result<(), ton
         .add_service(runtime)
         .add_service(images)
         .add_service(records)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), closing);
+        .serve_with_incoming_shutdown(connections(listener), closing);
     tokio::select! {
         ended = server => ended,
         () = drained => Ok(()),
+    }
+}
+
+/// The connections of clients, never more than [`CONNECTIONS`] open.
+fn connections(listener: UnixListener) -> impl Stream<Item = std::io::Result<Connection>> {
+    let seats = Arc::new(Semaphore::new(CONNECTIONS));
+    futures::stream::unfold((listener, seats), async |(listener, seats)| {
+        let seat = seats.clone().acquire_owned().await.ok()?;
+        let connection = loop {
+            match listener.accept().await {
+                Ok((stream, _)) => break Connection { stream, _seat: seat },
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        };
+        Some((Ok(connection), (listener, seats)))
+    })
+}
+
+/// A connection and its seat.
+struct Connection {
+    stream: UnixStream,
+    _seat: OwnedSemaphorePermit,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = UdsConnectInfo;
+
+    fn connect_info(&self) -> UdsConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -192,7 +192,7 @@ fn sandbox_visible(sandbox: &PodSandbox) -> bool {
     sandbox.meta.delivered() || (sandbox.status.phase == SandboxPhase::Ready && !sandbox.meta.deleted())
 }
 
-fn container_visible(container: &Container) -> bool {
+pub(crate) fn container_visible(container: &Container) -> bool {
     let made = !matches!(
         container.status.phase,
         ContainerPhase::Unknown | ContainerPhase::Pending

@@ -1,1 +1,44 @@
-//! Placeholder.
+//! Harness of the end-to-end tests: the real daemon on a directory of its own, the real kernel as the judge.
+//!
+//! ```text
+//!   test --> node   starts, kills, restarts `reconcile serve`; the command line beside it
+//!        --> client speaks CRI to its socket         <-- pods  builds the requests
+//!        --> images makes the archives it imports
+//!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
+//! ```
+//!
+//! Nothing here may ask the daemon what the daemon did to the node: `leaks` reads the kernel alone, and shares no
+//! code with the crates under test. Tests run in parallel, each on its own root, state directory and socket.
+
+pub mod client;
+pub mod images;
+pub mod leaks;
+pub mod nasty;
+pub mod node;
+pub mod pods;
+pub mod scrub;
+pub mod tools;
+
+/// The CRI's messages and clients.
+#[allow(clippy::all, missing_docs)]
+pub mod v1 {
+    tonic::include_proto!("runtime.v1");
+}
+
+use std::time::{Duration, Instant};
+
+/// Asks `look` until it answers `Ok`, at most for `limit`; then fails with its last answer.
+///
+/// For facts of the kernel that nobody announces (a link that goes after its namespace, a directory deleted behind).
+pub async fn eventually<T>(limit: Duration, mut look: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let start = Instant::now();
+    loop {
+        match look().await {
+            Ok(found) => return Ok(found),
+            Err(why) if start.elapsed() > limit => {
+                return Err(why.context(format!("not so within {limit:?}")));
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}

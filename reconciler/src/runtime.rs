@@ -115,7 +115,7 @@ impl Runtime {
         tasks.spawn(controller::run(cx.clone(), q.debts.clone(), receivers.debts));
         tasks.spawn(watch_runs(cx.clone()));
         tasks.spawn(watch_shims(cx.clone()));
-        tasks.spawn(crate::world::linux::links::watch(cx.clone()));
+        tasks.spawn(watch_network(cx.clone()));
         tasks.spawn(sweep_always(cx.clone()));
         tasks.spawn(empty_trash(cx.clone()));
         Ok(Running { cx, tasks })
@@ -210,6 +210,7 @@ pub async fn once(cx: &Arc<Context>) -> Result<Report> {
             break;
         }
     }
+    cx.world.network.sweep_node().await?;
     for orphan in sweep::orphans(cx).await? {
         match sweep::sweep(cx, &orphan).await {
             Ok(()) => report.done.push(orphan.plan()),
@@ -310,6 +311,42 @@ async fn watch_shims(cx: Arc<Context>) {
     }
 }
 
+/// Links of ours that went, and another CNI configuration: look at who stands on them.
+async fn watch_network(cx: Arc<Context>) {
+    let all = || cx.store.list::<SandboxKind>().iter().for_each(|s| cx.queues.sandboxes.look(s.uid(), "network"));
+    let mut configured = cx.world.network.changes();
+    let mut drift = match cx.world.network.drift() {
+        Ok(drift) => Some(drift),
+        Err(e) => {
+            tracing::error!("cannot follow links, their drift is noticed at the next resync only: {e}");
+            None
+        }
+    };
+    loop {
+        let link = async {
+            match drift.as_mut() {
+                Some(drift) => drift.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            found = link => match found {
+                Some(network::Drift::Sandbox(uid)) => cx.queues.sandboxes.look(&uid, "link gone"),
+                Some(network::Drift::All) => all(),
+                None => drift = None,
+            },
+            changed = configured.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let _ = cx.world.network.probe().await;
+                cx.store.list::<NodeKind>().iter().for_each(|n| cx.queues.nodes.look(n.uid(), "CNI configuration"));
+                all();
+            }
+        }
+    }
+}
+
 /// Sweeps what stays an orphan over two looks.
 async fn sweep_always(cx: Arc<Context>) {
     loop {
@@ -322,6 +359,9 @@ async fn sweep_always(cx: Arc<Context>) {
                     tracing::warn!(?orphan, "could not be swept, trying again later: {e}");
                 }
             }
+        }
+        if let Err(e) = cx.world.network.sweep_node().await {
+            tracing::warn!("network sweep: {e}");
         }
         if let Err(e) = crate::image::collect::garbage(&cx).await {
             tracing::warn!("image garbage: {e}");

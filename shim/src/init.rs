@@ -4,10 +4,10 @@
 //! libcontainer gets a spec without user, capabilities, filter, labels and limits: it makes namespaces, mounts and
 //! cgroup, then calls [`Become`], which does those itself.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Component, Path, PathBuf};
 
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::syscall::syscall::SyscallType;
@@ -16,7 +16,7 @@ use oci_spec::runtime::{
 };
 
 use crate::r#become::{Become, message};
-use crate::sys;
+use crate::{cgroup, sys};
 use shim::record::{self, Start};
 
 /// Largest config.json and filter taken, bytes.
@@ -98,6 +98,14 @@ impl Plan {
 
     fn steps(self, channel: RawFd) -> Result<(), String> {
         self.in_time()?;
+        // First of all: should the shim be killed now, its successor finds whatever comes of this in the cgroup.
+        let path = self
+            .spec
+            .linux()
+            .as_ref()
+            .and_then(|linux| linux.cgroups_path().clone());
+        cgroup::enter_one(&path.unwrap_or_default().to_string_lossy())
+            .map_err(|error| format!("linux.cgroupsPath: {error}"))?;
         let process = self
             .spec
             .process()
@@ -114,6 +122,15 @@ impl Plan {
             .map_err(|error| error.to_string())?;
         fs::write(bundle.join("config.json"), spec)
             .map_err(|error| format!("{}: {error}", bundle.display()))?;
+        if let Some(root) = self
+            .spec
+            .root()
+            .as_ref()
+            .filter(|root| root.readonly().unwrap_or(false))
+        {
+            // Later it cannot be made. What goes wrong here shows when it is entered.
+            let _ = make_cwd(root.path(), process.cwd());
+        }
         let executor = Become {
             process: process.clone(),
             seccomp: self.seccomp.clone(),
@@ -169,6 +186,47 @@ impl Plan {
     }
 }
 
+/// Makes a working directory below a root file system, following links only inside of it.
+fn make_cwd(root: &Path, cwd: &Path) -> std::io::Result<()> {
+    let root = File::open(root)?;
+    let open = |path: &Path| {
+        // SAFETY: all zero is a valid open_how; then a valid path and the structure with its size.
+        let fd = unsafe {
+            let mut how: libc::open_how = std::mem::zeroed();
+            how.flags = (libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
+            how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
+            let path = sys::cpath(path)?;
+            sys::check(libc::syscall(
+                libc::SYS_openat2,
+                root.as_raw_fd(),
+                path.as_ptr(),
+                &how,
+                size_of_val(&how),
+            ))?
+        };
+        // SAFETY: the kernel just gave us this descriptor.
+        Ok::<_, std::io::Error>(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    };
+    let mut parent = open(Path::new("/"))?;
+    let mut path = PathBuf::from("/");
+    for name in cwd
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_)))
+    {
+        path.push(name);
+        parent = match open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let name = sys::cpath(name.as_ref())?;
+                // SAFETY: a live directory and a single name, which mkdirat does not follow.
+                sys::check(unsafe { libc::mkdirat(parent.as_raw_fd(), name.as_ptr(), 0o755) })?;
+                open(&path)?
+            }
+            opened => opened?,
+        };
+    }
+    Ok(())
+}
+
 fn late() -> String {
     "its call's deadline had passed before the program could begin".into()
 }
@@ -194,8 +252,10 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
     if let Some(given) = spec.process() {
         process.set_args(given.args().clone());
     }
+    // With HOME set libcontainer does not call getpwuid, which in a static program would load the *container's* NSS
+    // modules, as root.
     process
-        .set_env(None)
+        .set_env(Some(vec!["HOME=/".into()]))
         .set_cwd("/".into())
         .set_capabilities(None)
         .set_rlimits(None)
@@ -298,6 +358,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_working_directory_stays_below_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, outside) = (dir.path().join("root"), dir.path().join("outside"));
+        fs::create_dir_all(root.join("real")).unwrap();
+        fs::create_dir(&outside).unwrap();
+        std::os::unix::fs::symlink("/real", root.join("link")).unwrap();
+        std::os::unix::fs::symlink(&outside, root.join("escape")).unwrap();
+        make_cwd(&root, Path::new("/link/a/b")).unwrap();
+        assert!(root.join("real/a/b").is_dir());
+        let _ = make_cwd(&root, Path::new("/escape/a"));
+        let _ = make_cwd(&root, Path::new("/../../outside/a"));
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    }
+
+    #[test]
     fn libcontainer_gets_no_identity() {
         let spec = derive(&Spec::default(), &PidNs::Of(7)).unwrap();
         let process = spec.process().as_ref().unwrap();
@@ -305,6 +380,7 @@ mod tests {
             (process.user().uid(), process.cwd().to_str()),
             (0, Some("/"))
         );
+        assert_eq!(process.env().as_deref(), Some(&["HOME=/".to_owned()][..]));
         assert!(process.capabilities().is_none() && process.no_new_privileges().is_none());
         let linux = spec.linux().as_ref().unwrap();
         let pids = |namespace: &&oci_spec::runtime::LinuxNamespace| {

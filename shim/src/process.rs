@@ -127,7 +127,13 @@ impl Proc {
     /// Kills all of it; true if nothing is left in its cgroup. The pause's cgroup is not its own.
     pub fn kill(&self) -> bool {
         let _ = self.signal(libc::SIGKILL);
-        self.task.pause || cgroup::main_dir(&self.cgroups()).is_none_or(|dir| cgroup::kill(dir))
+        let cgroups = self.cgroups();
+        let is_empty =
+            self.task.pause || cgroup::main_dir(&cgroups).is_none_or(|dir| cgroup::kill(dir));
+        if !is_empty {
+            cgroups.iter().for_each(|dir| cgroup::thaw(dir));
+        }
+        is_empty
     }
 
     /// First call: signals, once. Any call: brings the kill nearer.
@@ -139,9 +145,7 @@ impl Proc {
         if is_first && grace_ns > 0 && signal > 0 {
             let _ = self.signal(signal);
         }
-        if let Some(dir) = cgroup::main_dir(&self.cgroups()) {
-            cgroup::thaw(dir);
-        }
+        self.cgroups().iter().for_each(|dir| cgroup::thaw(dir));
         Ok(())
     }
 

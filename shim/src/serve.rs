@@ -1,9 +1,11 @@
 //! Becoming a shim: out of the caller's session and into one's own, with the directory's lock, before the caller is
 //! told that it may connect.
 
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -77,6 +79,9 @@ pub fn run(args: &[String]) -> i32 {
             return 2;
         }
     };
+    if let Err(error) = seal() {
+        eprintln!("{error}; the shim runs from a writable file");
+    }
     match detach(options) {
         Ok(code) => code,
         Err(error) => {
@@ -84,6 +89,58 @@ pub fn run(args: &[String]) -> i32 {
             1
         }
     }
+}
+
+/// Executes this program again from a read-only mount of its own. A container that executes /proc/self/exe runs the
+/// shim's file, and could else open that for writing and so become root on the host (CVE-2019-5736).
+fn seal() -> io::Result<()> {
+    let exe = Path::new("/proc/self/exe");
+    if nix::sys::statvfs::statvfs(exe)?
+        .flags()
+        .contains(nix::sys::statvfs::FsFlags::ST_RDONLY)
+    {
+        return sys::prctl_name(c"reconcile-shim");
+    }
+    let args: Vec<CString> = std::env::args_os()
+        .map(|arg| CString::new(arg.into_vec()))
+        .collect::<Result<_, _>>()?;
+    let argv: Vec<_> = args
+        .iter()
+        .map(|arg| arg.as_ptr())
+        .chain([std::ptr::null()])
+        .collect();
+    let env: [*const libc::c_char; 1] = [std::ptr::null()];
+    // SAFETY: valid strings, a live mount_attr with its size, null-terminated arrays; the descriptor is the kernel's.
+    unsafe {
+        let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
+        let fd = sys::check(libc::syscall(
+            libc::SYS_open_tree,
+            libc::AT_FDCWD,
+            sys::cpath(exe)?.as_ptr(),
+            flags,
+        ))?;
+        let tree = OwnedFd::from_raw_fd(fd as i32);
+        let mut attr: libc::mount_attr = std::mem::zeroed();
+        attr.attr_set = libc::MOUNT_ATTR_RDONLY;
+        let (fd, here, size) = (tree.as_raw_fd(), c"".as_ptr(), size_of_val(&attr));
+        sys::check(libc::syscall(
+            libc::SYS_mount_setattr,
+            fd,
+            here,
+            libc::AT_EMPTY_PATH,
+            &attr,
+            size,
+        ))?;
+        libc::syscall(
+            libc::SYS_execveat,
+            fd,
+            here,
+            argv.as_ptr(),
+            env.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        );
+    }
+    Err(io::Error::last_os_error())
 }
 
 /// Twice forked: init is its parent, no terminal can become its own.

@@ -522,8 +522,10 @@ impl Service {
             cgroups: made,
             ..task
         };
-        self.start(caller, task, move |channel| pause::run(&request, &channel))
-            .map(drop)
+        self.start(caller, task, &[], move |channel| {
+            pause::run(&request, &channel)
+        })
+        .map(drop)
     }
 
     fn absent_dirs(&self, cgroup: &str) -> Result<Vec<String>, Refusal> {
@@ -577,7 +579,8 @@ impl Service {
                 &process::mark_file(&self.dir, &request.id),
             )
         });
-        let key = self.start(caller, task, move |channel| {
+        let kept = theirs.each_ref().map(|fd| fd.as_raw_fd());
+        let key = self.start(caller, task, &kept, move |channel| {
             let told = channel.as_raw_fd();
             let (spec, seccomp) =
                 init::load(&bundle).unwrap_or_else(|error| crate::r#become::fail(told, &error));
@@ -659,11 +662,12 @@ impl Service {
         (Code::StartFailed, error)
     }
 
-    /// Forks the maker of a process, which tells through the channel how it went.
+    /// Forks the maker of a process, which keeps `keep` and tells through the channel how it went.
     fn start(
         &mut self,
         caller: Caller,
         task: Task,
+        keep: &[RawFd],
         maker: impl FnOnce(OwnedFd),
     ) -> Result<u32, Refusal> {
         let shim = std::process::id();
@@ -674,6 +678,7 @@ impl Service {
             .map_err(internal)?;
         if sys::fork().map_err(internal)? == 0 {
             die_with(shim);
+            sys::keep_only(&[keep, &[theirs.as_raw_fd()]].concat());
             maker(theirs);
             sys::exit(1);
         }

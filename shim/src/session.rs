@@ -246,10 +246,13 @@ impl Service {
         };
         if sys::fork().map_err(internal)? == 0 {
             die_with(shim);
+            let null = OwnedFd::from(null);
+            let kept = [&null, &their_out, &their_err, &their_channel, &pidfd];
+            sys::keep_only(&kept.map(|fd| fd.as_raw_fd()));
             let told = their_channel.as_raw_fd();
             let (process, seccomp) =
                 process_of(&bundle, &request).unwrap_or_else(|error| fail(told, &error));
-            let stdio = [null.into(), their_out, their_err];
+            let stdio = [null, their_out, their_err];
             join::Plan {
                 pid,
                 pidfd,

@@ -197,6 +197,24 @@ pub fn exit(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
+/// Closes every descriptor but stdio and these. A forked maker must not hold the shim's sockets: while one is open
+/// the other side does not see that the shim died.
+pub fn keep_only(keep: &[RawFd]) {
+    let mut keep: Vec<u32> = keep
+        .iter()
+        .filter_map(|fd| u32::try_from(*fd).ok())
+        .collect();
+    keep.sort_unstable();
+    let mut from = 3;
+    for fd in keep.into_iter().chain([u32::MAX]) {
+        if fd > from {
+            // SAFETY: no pointers. What owned these descriptors is never touched again: the caller does not return.
+            unsafe { libc::syscall(libc::SYS_close_range, from, fd - 1, 0) };
+        }
+        from = from.max(fd.saturating_add(1));
+    }
+}
+
 /// setns(2).
 pub fn setns(fd: BorrowedFd, kinds: i32) -> io::Result<()> {
     // SAFETY: no pointers.
@@ -212,6 +230,12 @@ pub fn join(path: &str, kind: i32) -> io::Result<()> {
 pub fn prctl(what: i32, value: u64) -> io::Result<()> {
     // SAFETY: used only with options whose argument is a plain number.
     check(unsafe { libc::prctl(what, value, 0, 0, 0) }).map(drop)
+}
+
+/// Names this process in the process list, 15 bytes at most.
+pub fn prctl_name(name: &std::ffi::CStr) -> io::Result<()> {
+    // SAFETY: a valid string.
+    check(unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) }).map(drop)
 }
 
 /// A path for the kernel.

@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use shim::Code;
@@ -60,7 +60,7 @@ async fn output_code_and_errors() {
         assert_eq!(pod.exec("c", "exit 0", LONG).await.unwrap().exit_code, 0);
     }
     println!("exec of sh: {:?} each", start.elapsed() / 50);
-    assert_eq!(sessions(&pod), [PathBuf::new(); 0]);
+    assert_eq!(sessions(&pod), Vec::<PathBuf>::new());
     pod.end().await;
 }
 
@@ -101,7 +101,7 @@ async fn a_timeout_leaves_nothing_of_the_session() {
     let found = pids(&output.stdout);
     assert_eq!(found.len(), 2);
     assert!(found.iter().all(|pid| !is_alive(*pid)));
-    assert_eq!(sessions(&pod), [PathBuf::new(); 0]);
+    assert_eq!(sessions(&pod), Vec::<PathBuf>::new());
     pod.end().await;
 }
 
@@ -130,7 +130,7 @@ async fn a_background_child_that_holds_the_pipe_is_not_waited_for() {
         .unwrap();
     let daemon = pids(&output.stdout)[0];
     assert!(is_alive(daemon));
-    assert_eq!(sessions(&pod), [PathBuf::new(); 0]);
+    assert_eq!(sessions(&pod), Vec::<PathBuf>::new());
     pod.client.delete("c").await.unwrap();
     assert!(!is_alive(daemon));
     pod.end().await;
@@ -165,9 +165,16 @@ async fn an_exec_dies_with_its_connection_and_with_its_container() {
         tokio::task::yield_now().await;
     }
     wait(|| sessions(&pod).is_empty().then_some(()));
-    let exec = pod.exec("c", "echo begun; sleep 1000", LONG);
+    let exec = pod.exec("c", "touch /tmp/begun; sleep 1000", LONG);
+    let root = container
+        .config
+        .pointer("/root/path")
+        .unwrap()
+        .as_str()
+        .unwrap();
+    let begun = Path::new(root).join("tmp/begun");
     let end = async {
-        while running(&pod).is_empty() {
+        while !begun.exists() {
             tokio::task::yield_now().await;
         }
         pod.client.delete("c").await.unwrap();

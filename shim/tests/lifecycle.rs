@@ -3,14 +3,14 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use shim::api::{PidNamespace, StopRequest};
 use shim::{Code, PAUSE, record};
-use support::{Pod, exe, is_alive, pss, spawn, wait};
+use support::{Pod, exe, is_alive, memory, spawn, wait};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -70,7 +70,7 @@ async fn a_container_runs_logs_and_ends() {
     assert!(bad.log().contains("F cr\r\n"));
     for container in [&ok, &bad] {
         assert!(!Path::new(&container.request.fifo_dir).exists());
-        assert_eq!(pod.cgroups(&container.request.id), [PathBuf::new(); 0]);
+        assert_eq!(pod.cgroups(&container.request.id), Vec::<PathBuf>::new());
     }
     // A second life is refused.
     let again = pod.run(&ok).await.unwrap_err();
@@ -198,7 +198,7 @@ async fn what_cannot_start_says_why() {
                 end.message
             );
         }
-        assert_eq!(pod.cgroups(id), [PathBuf::new(); 0]);
+        assert_eq!(pod.cgroups(id), Vec::<PathBuf>::new());
         assert!(!Path::new(&container.request.fifo_dir).exists());
     }
     let mut late = pod.container("late", &["/hello", "echo", "never"]);
@@ -392,7 +392,7 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
         children.is_empty().then_some(())
     };
     wait(zombies);
-    println!("pause PSS {} kB", pss(pause.pid));
+    println!("pause, kB (PSS, anonymous): {:?}", memory(pause.pid));
     pod.stop(PAUSE, libc::SIGTERM, LONG).await;
     // Its end takes the namespace's processes with it.
     assert_eq!((a.ended().code, b.ended().code), (137, 137));
@@ -442,7 +442,6 @@ async fn one_shim_serves_a_directory() {
         Some(Code::NotFound)
     );
     pod.client.delete("none").await.unwrap();
-    println!("shim PSS {} kB, one container", pss(pid));
     pod.client.delete("one").await.unwrap();
     assert_eq!(container.ended().code, 137);
     pod.end().await;
@@ -493,4 +492,121 @@ async fn output_belongs_to_the_user_and_can_be_reopened() {
         0o640
     );
     pod.end().await;
+}
+
+#[tokio::test]
+async fn a_user_namespace_maps_the_container() {
+    let pod = Pod::new().await;
+    fs::set_permissions(pod.tmp.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut container = pod.container(
+        "user",
+        &[
+            "sh",
+            "-c",
+            "id -u; cat /proc/self/uid_map; echo again > /dev/stdout; exec sleep 1000",
+        ],
+    );
+    let map = json!([{"containerID": 0, "hostID": 100_000, "size": 65_536}]);
+    container.set("/linux/uidMappings", map.clone());
+    container.set("/linux/gidMappings", map);
+    let namespaces = container
+        .config
+        .pointer_mut("/linux/namespaces")
+        .unwrap()
+        .as_array_mut()
+        .unwrap();
+    namespaces.push(json!({"type": "user"}));
+    container.set("/process/user", json!({"uid": 7, "gid": 7}));
+    let pid = pod.run(&container).await.unwrap().pid;
+    container.wait_for("F again");
+    assert_eq!(fs::metadata(format!("/proc/{pid}")).unwrap().uid(), 100_007);
+    let output = pod
+        .exec(
+            "user",
+            "id -u; grep CapPrm /proc/self/status; readlink /proc/self/ns/user",
+            LONG,
+        )
+        .await;
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let namespace = fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
+    assert_eq!(
+        text,
+        format!("7\nCapPrm:\t0000000000000000\n{}\n", namespace.display())
+    );
+    pod.end().await;
+}
+
+#[tokio::test]
+async fn a_read_only_root_gets_its_working_directory() {
+    let pod = Pod::new().await;
+    let mut container = pod.container("ro", &["sh", "-c", "pwd; touch /x"]);
+    container.set("/root/readonly", json!(true));
+    container.set("/process/cwd", json!("/made/here"));
+    pod.run(&container).await.unwrap();
+    assert_eq!(container.ended().code, 1);
+    assert!(
+        container.log().contains("stdout F /made/here\n") && container.log().contains("Read-only")
+    );
+    pod.end().await;
+}
+
+#[tokio::test]
+async fn a_start_and_a_stop_are_quick() {
+    let pod = Pod::new().await;
+    let mut spent = Duration::ZERO;
+    for n in 0..20 {
+        let container = pod.container(&format!("t{n}"), &["/hello", "exit", "0"]);
+        let start = Instant::now();
+        pod.run(&container).await.unwrap();
+        container.ended();
+        spent += start.elapsed();
+    }
+    println!("start to recorded end: {:?} each", spent / 20);
+    pod.end().await;
+}
+
+#[tokio::test]
+async fn a_container_cannot_write_the_shim() {
+    let pod = Pod::new().await;
+    let shim = pod.client.state().await.unwrap().pid;
+    let name = fs::read_to_string(format!("/proc/{shim}/comm")).unwrap();
+    assert_eq!(name, "reconcile-shim\n");
+    let error = fs::OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/{shim}/exe"))
+        .unwrap_err();
+    assert!([Some(libc::EROFS), Some(libc::ETXTBSY)].contains(&error.raw_os_error()));
+    // Its own file, executed by name; then it is not busy, but read-only still.
+    let container = pod.container("evil", &["/proc/self/exe", "hello", "sleep", "1000"]);
+    let pid = pod.run(&container).await.unwrap().pid;
+    let exe = fs::File::open(format!("/proc/{pid}/exe")).unwrap();
+    // SAFETY: all zero is a valid statvfs to fill; a live descriptor.
+    let flags = unsafe {
+        let mut info: libc::statvfs = std::mem::zeroed();
+        assert_eq!(
+            libc::fstatvfs(std::os::fd::AsRawFd::as_raw_fd(&exe), &mut info),
+            0
+        );
+        info.f_flag
+    };
+    assert_ne!(flags & libc::ST_RDONLY, 0);
+    pod.end().await;
+}
+
+#[tokio::test]
+async fn what_a_shim_costs() {
+    let mut pods = Vec::new();
+    for _ in 0..10 {
+        let pod = Pod::new().await;
+        pod.pause(false).await;
+        pod.run(&pod.container("c", &["/hello", "sleep", "1000"]))
+            .await
+            .unwrap();
+        pods.push(pod);
+    }
+    let pid = pods[9].client.state().await.unwrap().pid;
+    println!("one of ten shims, kB (PSS, anonymous): {:?}", memory(pid));
+    for pod in pods {
+        pod.end().await;
+    }
 }

@@ -75,17 +75,14 @@ async fn a_takeover_keeps_stop_deadline_pause_and_dead() {
     // Its first process ends while no shim lives: the status is lost, and said so.
     let lost = pod.container("lost", &["/hello", "sleep", "1000"]);
     let pid = pod.run(&lost).await.unwrap().pid;
-    let shim = pod.client.state().await.unwrap().pid;
     // SAFETY: no pointers; processes that this test started.
     unsafe {
-        libc::kill(shim as i32, libc::SIGSTOP);
+        libc::kill(pod.shim as i32, libc::SIGSTOP);
         libc::kill(pid as i32, libc::SIGKILL);
-        libc::kill(shim as i32, libc::SIGKILL);
     }
-    pod.client.closed().await;
+    pod.kill_shim();
     wait(|| (!Path::new(&format!("/proc/{pid}")).exists()).then_some(()));
-    support::spawn(&pod.dir, &pod.name).unwrap();
-    pod.client = shim::Client::connect(&pod.dir).await.unwrap();
+    pod.revive_shim().await;
     let end = lost.ended();
     assert_eq!(
         (end.code, end.reason.as_str(), end.message.as_str()),

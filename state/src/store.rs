@@ -37,8 +37,11 @@ pub struct Copies {
     /// Every copy: the record's JSON as [`Object`] writes it with `apiVersion` and `kind`.
     pub all: Box<dyn Fn() -> Vec<Vec<u8>> + Send>,
     /// The copy of one record, by kind and uid.
-    pub one: Box<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send>,
+    pub one: OneCopy,
 }
+
+/// Finds the copy of one record by kind and uid.
+pub type OneCopy = Box<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send>;
 
 /// What opening found.
 #[derive(Clone, Debug, Default)]
@@ -309,7 +312,7 @@ fn check_size<S: serde::Serialize>(meta: &Meta, spec: &S) -> Result<()> {
 pub(crate) enum Holder<K: Kind> {
     Absent,
     /// An equal undelivered wish; the same record with its trial pushed out, if that changes anything.
-    Join(Arc<Object<K>>, Option<Object<K>>),
+    Join(Arc<Object<K>>, Option<Box<Object<K>>>),
     /// A changed undelivered wish: it gives way.
     Replace(Arc<Object<K>>),
 }
@@ -337,7 +340,7 @@ pub(crate) fn judge<K: Kind>(holder: Option<&Arc<Object<K>>>, new: &New<K>) -> R
     let renewed = (pushed != holder.meta.ready_by).then(|| {
         let mut meta = holder.meta.clone();
         meta.ready_by = pushed;
-        Object::new(meta, holder.spec.clone(), holder.status.clone())
+        Box::new(Object::new(meta, holder.spec.clone(), holder.status.clone()))
     });
     Ok(Holder::Join(holder.clone(), renewed))
 }
@@ -358,7 +361,7 @@ fn create<K: Kind>(writer: &mut Writer, new: New<K>) -> Result<Put<K>> {
         return Ok(Put::Joined(present));
     }
     if let Holder::Join(_, Some(renewed)) = judged {
-        return Ok(Put::Joined(writer.put(renewed)?));
+        return Ok(Put::Joined(writer.put(*renewed)?));
     }
     writer.disk.room()?;
     let mut meta = new.meta;

@@ -125,9 +125,7 @@ impl Record {
             kind: String,
         }
         fn new<K: Kind>(json: &[u8]) -> StateResult<New<K>> {
-            let mut json = serde_json::Deserializer::from_slice(json);
-            let object: Object<K> = serde_path_to_error::deserialize(&mut json)
-                .map_err(|e| Error::invalid(e.path().to_string(), e.inner().to_string()))?;
+            let object = Object::<K>::from_json(json).map_err(|e| Error::invalid("spec", e.to_string()))?;
             let (meta, spec) = (object.meta, object.spec);
             meta.validate()?;
             K::validate(&meta, &spec)?;
@@ -325,15 +323,13 @@ impl Reader<'_> {
         self.validated(New { meta, spec: own.spec })
     }
 
-    /// Each unknown field is told and taken out, until the rest can be read.
+    /// Each unknown field is told and taken out, so that the rest can be read and judged too.
     fn typed<T: DeserializeOwned>(&mut self, mut value: Value) -> Option<T> {
-        let mut whole = true;
         loop {
             let error = match serde_path_to_error::deserialize::<_, T>(value.clone()) {
-                Ok(typed) => return Some(typed).filter(|_| whole),
+                Ok(typed) => return Some(typed),
                 Err(error) => error,
             };
-            whole = false;
             let (path, message) = (error.path(), error.inner().to_string());
             self.mistyped(&path.to_string(), &message);
             let field = message

@@ -104,6 +104,7 @@ fn writer() {
                         raise(&store, object.uid()).await.unwrap();
                         writeln!(out.lock().unwrap(), "ack {name} 2").unwrap();
                     } else {
+                        writeln!(out.lock().unwrap(), "deleting {name} 0").unwrap();
                         store.delete::<ImageKind>(object.uid()).await.unwrap();
                         writeln!(out.lock().unwrap(), "gone {name} 0").unwrap();
                         store.erase::<ImageKind>(object.uid()).await.unwrap();
@@ -142,10 +143,8 @@ fn killed_writers_lose_nothing() {
             };
             match what {
                 "ack" => drop(wanted.insert(name.to_owned(), epoch.parse().unwrap())),
-                "gone" => {
-                    wanted.remove(name);
-                    gone.insert(name.to_owned());
-                }
+                "deleting" => drop(wanted.remove(name)),
+                "gone" => drop(gone.insert(name.to_owned())),
                 _ => continue,
             }
             acknowledged += 1;
@@ -428,28 +427,29 @@ fn a_disk_that_fills_up_under_writes_loses_nothing_acknowledged() {
     let root = disk.0.path().join("root");
     let (store, _) = Store::open(&root, no_copies()).unwrap();
     let runtime = runtime();
-    let (mut known, mut failed) = (BTreeMap::new(), 0);
+    let (mut known, mut refused) = (BTreeMap::new(), 0);
     runtime.block_on(async {
-        let object = create(&store, image("a", 0)).await;
+        for i in 0..100 {
+            create(&store, image(&format!("i{i}"), 0)).await;
+            known.insert(format!("i{i}"), 0);
+        }
         disk.fill();
-        // Updates are taken until the reserve is used up, too.
-        for i in 0..40_000 {
-            let annotate = move |meta: &mut Meta, spec: &mut ImageSpec| {
-                meta.annotations.insert("padding".into(), format!("{i}").repeat(2000));
-                spec.pull_epoch = i;
+        // Changes are taken until the reserve is used up, too.
+        for object in store.list::<ImageKind>() {
+            let grow = |meta: &mut Meta, spec: &mut ImageSpec| {
+                meta.annotations.insert("padding".into(), "y".repeat(250_000));
+                spec.pull_epoch = 1;
                 Ok(())
             };
-            match store.update::<ImageKind, _>(object.uid(), annotate).await {
-                Ok(_) => drop(known.insert("a".to_owned(), i)),
-                Err(Error::Full { .. }) => {
-                    failed += 1;
-                    break;
-                }
+            match store.update::<ImageKind, _>(object.uid(), grow).await {
+                Ok(_) => drop(known.insert(object.meta.name.clone(), 1)),
+                Err(Error::Full { .. }) => refused += 1,
                 Err(error) => panic!("{error}"),
             }
         }
     });
-    println!("{:?} updates, {failed} refused", known.get("a"));
+    println!("{} of 100 changes refused", refused);
+    assert!(refused > 0 && refused < 100);
     assert_eq!(content(&store), known);
     std::fs::remove_file(disk.0.path().join("filler")).unwrap();
     // The same store goes on.

@@ -91,7 +91,7 @@ spec:
     env:
     - {name: NAME, value: you}
     - {name: GREETING, value: hello $(NAME)}
-    ports: [{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1, name: http}, {containerPort: 53, protocol: UDP}]
+    ports: [{containerPort: 80, hostPort: 80, hostIP: 127.0.0.1, name: http}, {containerPort: 53, protocol: UDP}]
     resources: {limits: {cpu: 250m, memory: 64Mi, hugepages-2Mi: 4Mi}, requests: {cpu: 100m}}
     securityContext:
       runAsUser: 0
@@ -125,7 +125,7 @@ spec:
     assert_eq!(spec.init_containers[0].security.run_as_user, Some(1000));
     let main = &spec.containers[0];
     assert_eq!(main.command, ["sh", "-c", "echo hello you"]);
-    assert_eq!((main.ports[0].container_port, main.ports[0].host_port), (80, 8080));
+    assert_eq!((main.ports[0].container_port, main.ports[0].host_port), (80, 80));
     let wanted = Resources {
         cpu_period: 100_000,
         cpu_quota: 25_000,
@@ -395,10 +395,10 @@ const BAD: &[(&str, &str)] = &[
     ),
     ("!kind: Pod\n", ":1:1: apiVersion: is missing"),
     ("!- 1\n", ":1:1: a document must be a map"),
-    ("!apiVersion: v1\nkind: Pod\n", ": spec: is missing"),
+    ("!apiVersion: v1\nkind: Pod\n", ": metadata: is missing"),
     (
         "!apiVersion: v1\nkind: Pod\nspec: {containers: []}\n",
-        ": metadata.name: ",
+        ": metadata: is missing",
     ),
     (
         "!apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: []}\n",
@@ -430,7 +430,7 @@ const BAD: &[(&str, &str)] = &[
     ),
     (
         "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\nspec: {pod: {name: a, namespace: b, uid: c}, ports: [{containerPort: 99999}]}\n",
-        ":4:71: spec.ports[0].containerPort: ",
+        ":4:70: spec.ports[0].containerPort: ",
     ),
     ("!a: &a [1]\nb: [*a, *b]\n", ": unknown anchor"),
     ("!a: &a [*a]\n", ": recursion"),

@@ -1,5 +1,7 @@
 //! Apply: what a user wrote becomes records, new ones or changes of those that bear the name.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use state::container::{ContainerKind, ContainerSpec};
 use state::image::{ImageKind, ImageSpec};
@@ -108,7 +110,7 @@ fn typed<T: serde::de::DeserializeOwned>(name: &str, value: Value) -> Result<T, 
 /// A container's sandbox may be given by uid or by name; its image by any name of one that is here.
 fn place(services: &Services, new: &mut New<ContainerKind>, dry_run: bool) -> Result<()> {
     let text = &new.spec.sandbox;
-    let sandbox: Option<std::sync::Arc<PodSandbox>> = services
+    let sandbox: Option<Arc<PodSandbox>> = services
         .store
         .get::<SandboxKind>(text)
         .or_else(|| services.store.by_name::<SandboxKind>(text));
@@ -127,39 +129,31 @@ fn place(services: &Services, new: &mut New<ContainerKind>, dry_run: bool) -> Re
     if new.meta.name.is_empty() {
         new.meta.name = translate::container::identity(&new.spec, &sandbox);
     }
-    if new.spec.image.id.is_empty() && services.store.by_name::<ContainerKind>(&new.meta.name).is_none() {
+    if new.spec.image.id.is_empty() && holder::<ContainerKind>(services, &new.meta).is_none() {
         let catalog = Catalog::read(&services.store);
         new.spec.image.id = catalog.require("spec.image.requested", &new.spec.image.requested)?;
     }
     Ok(())
 }
 
+/// Lays what the user wrote over the record's spec, or says why that cannot be.
+type Change<K> = fn(&Meta, &mut <K as Kind>::Spec, <K as Kind>::Spec) -> Result<(), state::Error>;
+
 /// Changes the holder of the name, or creates it.
-async fn put<K: Kind>(
-    services: &Services,
-    new: New<K>,
-    dry_run: bool,
-    change: fn(&Meta, &mut K::Spec, K::Spec) -> Result<(), state::Error>,
-) -> Result<v1::Applied> {
+async fn put<K: Kind>(services: &Services, new: New<K>, dry_run: bool, change: Change<K>) -> Result<v1::Applied> {
     if new.meta.name.is_empty() {
         return Err(Error::invalid(
             format!("{}: metadata.name", K::KIND),
             "must not be empty",
         ));
     }
-    let Some(old) = services.store.by_name::<K>(&new.meta.name) else {
+    let Some(old) = holder::<K>(services, &new.meta) else {
         if dry_run {
             return Ok(applied::<K>(&new.meta, v1::applied::Outcome::Created));
         }
         let (Put::Created(record) | Put::Joined(record)) = services.store.create(new).await?;
         return Ok(applied::<K>(&record.meta, v1::applied::Outcome::Created));
     };
-    if old.meta.namespace != new.meta.namespace {
-        return Err(Error::precondition(
-            format!("{} {}", K::KIND, new.meta.name),
-            format!("the name is taken in namespace {}", old.meta.namespace),
-        ));
-    }
     let edit = move |meta: &mut Meta, spec: &mut K::Spec| {
         change(meta, spec, new.spec)?;
         meta.labels = new.meta.labels;
@@ -186,6 +180,22 @@ async fn put<K: Kind>(
         v1::applied::Outcome::Configured
     };
     Ok(applied::<K>(&now.meta, outcome))
+}
+
+/// The record that bears the name in its namespace, and for a child in its owner.
+fn holder<K: Kind>(services: &Services, meta: &Meta) -> Option<Arc<Object<K>>> {
+    if let Some(owner) = &meta.owner {
+        let mut owned = services.store.owned::<K>(&owner.uid);
+        owned.retain(|object| object.meta.name == meta.name && !object.meta.deleted());
+        return owned.into_iter().next();
+    }
+    if meta.namespace.is_empty() {
+        return services.store.by_name::<K>(&meta.name);
+    }
+    let found = services
+        .store
+        .by_name::<K>(&format!("{}/{}", meta.namespace, meta.name))?;
+    Some(found).filter(|found| found.meta.namespace == meta.namespace)
 }
 
 fn applied<K: Kind>(meta: &Meta, outcome: v1::applied::Outcome) -> v1::Applied {

@@ -1,5 +1,7 @@
 //! Sandboxes: run, stop, remove, status, resources.
 
+use std::sync::Arc;
+
 use state::container::{Container, ContainerPhase};
 use state::sandbox::{PodSandbox, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec};
 use state::{Meta, Store};
@@ -9,7 +11,7 @@ use crate::call::Call;
 use crate::converge::{create, until, until_erased};
 use crate::error::{Error, Result};
 use crate::images::Catalog;
-use crate::services::{Services, pod_of};
+use crate::services::{Services, container_visible, pod_of};
 use crate::translate;
 
 pub(super) async fn run(
@@ -107,12 +109,14 @@ pub(super) fn status(
 
 fn container_statuses(store: &Store, sandbox: &PodSandbox) -> Vec<v1::ContainerStatus> {
     let catalog = Catalog::read(store);
-    let one = |container: std::sync::Arc<Container>| {
-        translate::container::status(&container, &catalog.names(&container.spec.image.id), Some(sandbox))
+    let one = |container: &Arc<Container>| {
+        translate::container::status(container, &catalog.names(&container.spec.image.id), Some(sandbox))
     };
-    let mut all = store.owned(&sandbox.meta.uid);
-    all.retain(|container: &std::sync::Arc<Container>| container.meta.delivered());
-    all.into_iter().map(one).collect()
+    let all = store.owned(&sandbox.meta.uid);
+    all.iter()
+        .filter(|container| container_visible(container))
+        .map(one)
+        .collect()
 }
 
 /// Replaces overhead and resources: information for the record and for virtual machines. The pod's cgroup is the

@@ -3,14 +3,13 @@
 use std::path::Path;
 
 use state::container::{
-    Container, ContainerGoal, ContainerImage, ContainerKind, ContainerPhase, ContainerSecurity, ContainerSpec, Device,
-    EnvVar, Mount, Propagation,
+    Container, ContainerGoal, ContainerImage, ContainerKind, ContainerPhase, ContainerSecurity, ContainerSpec, EnvVar,
 };
 use state::sandbox::{NamespaceMode, Namespaces, PodSandbox, UserNamespace};
 use state::{Kind, Meta, New, Owner};
 
 use super::security::ProfileKind;
-use super::{absolute, image, known, name, no_nul, present, resources, security, signal, text};
+use super::{absolute, image, mount, name, no_nul, present, resources, security, signal, text};
 use crate::error::{Error, Result};
 use crate::runtime::v1;
 
@@ -25,7 +24,10 @@ pub(crate) fn new(config: &v1::ContainerConfig, sandbox: &PodSandbox) -> Result<
     let metadata = present("config.metadata", &config.metadata)?;
     name("config.metadata.name", &metadata.name)?;
     let requested = present("config.image", &config.image)?;
-    name("config.image.image", &requested.image)?;
+    text("config.image.image", &requested.image)?;
+    if requested.image.is_empty() {
+        return Err(Error::invalid("config.image.image", "must not be empty"));
+    }
     log_path(&config.log_path)?;
     for (part, values) in [("command", &config.command), ("args", &config.args)] {
         for (i, value) in values.iter().enumerate() {
@@ -46,8 +48,8 @@ pub(crate) fn new(config: &v1::ContainerConfig, sandbox: &PodSandbox) -> Result<
         args: config.args.clone(),
         working_dir: config.working_dir.clone(),
         env: env(&config.envs)?,
-        mounts: mounts(&config.mounts)?,
-        devices: devices(&config.devices)?,
+        mounts: mount::mounts(&config.mounts)?,
+        devices: mount::devices(&config.devices)?,
         cdi_devices: config.cdi_devices.iter().map(|d| d.name.clone()).collect(),
         log_path: config.log_path.clone(),
         stdin: config.stdin,
@@ -71,13 +73,12 @@ pub(crate) fn new(config: &v1::ContainerConfig, sandbox: &PodSandbox) -> Result<
     Ok(New { meta, spec })
 }
 
-/// Name of the record: one container per attempt, within its sandbox. The sandbox's own attempt is part of it, so that
-/// what is left in an older sandbox of the pod does not hold the name.
+/// Name of the record: one container per attempt, within its sandbox (the owner).
 pub(crate) fn identity(spec: &ContainerSpec, sandbox: &PodSandbox) -> String {
     let pod = &sandbox.spec.pod;
     format!(
-        "{}_{}_{}_{}_{}_{}",
-        spec.name, pod.name, pod.namespace, pod.uid, pod.attempt, spec.attempt
+        "{}_{}_{}_{}_{}",
+        spec.name, pod.name, pod.namespace, pod.uid, spec.attempt
     )
 }
 
@@ -112,94 +113,6 @@ fn env(from: &[v1::KeyValue]) -> Result<Vec<EnvVar>> {
         Ok(EnvVar {
             name: from.key.clone(),
             value,
-        })
-    };
-    from.iter().enumerate().map(one).collect()
-}
-
-fn mounts(from: &[v1::Mount]) -> Result<Vec<Mount>> {
-    let one = |(i, from)| mount(&format!("config.mounts[{i}]"), from);
-    from.iter().enumerate().map(one).collect()
-}
-
-fn mount(field: &str, from: &v1::Mount) -> Result<Mount> {
-    absolute(&format!("{field}.container_path"), &from.container_path)?;
-    let propagation = match known::<v1::MountPropagation>(&format!("{field}.propagation"), from.propagation)? {
-        v1::MountPropagation::PropagationPrivate => Propagation::Private,
-        v1::MountPropagation::PropagationHostToContainer => Propagation::HostToContainer,
-        v1::MountPropagation::PropagationBidirectional => Propagation::Bidirectional,
-    };
-    // An image message without an image is how some clients say "none".
-    let image = from.image.as_ref().filter(|image| !image.image.is_empty());
-    if image.is_some() {
-        if !from.host_path.is_empty() {
-            return Err(Error::invalid(
-                format!("{field}.host_path"),
-                "must be empty beside an image",
-            ));
-        }
-        if !from.readonly {
-            return Err(Error::invalid(format!("{field}.readonly"), "must be true for an image"));
-        }
-    } else {
-        absolute(&format!("{field}.host_path"), &from.host_path)?;
-        if !from.image_sub_path.is_empty() {
-            return Err(Error::invalid(format!("{field}.image_sub_path"), "needs an image"));
-        }
-    }
-    if from.recursive_read_only && (!from.readonly || propagation != Propagation::Private) {
-        let problem = "needs readonly and propagation PRIVATE";
-        return Err(Error::invalid(format!("{field}.recursive_read_only"), problem));
-    }
-    text(&format!("{field}.image_sub_path"), &from.image_sub_path)?;
-    Ok(Mount {
-        container_path: from.container_path.clone(),
-        host_path: from.host_path.clone(),
-        readonly: from.readonly,
-        recursive_read_only: from.recursive_read_only,
-        selinux_relabel: from.selinux_relabel,
-        propagation,
-        uid_mappings: security::id_mappings(&from.uid_mappings),
-        gid_mappings: security::id_mappings(&from.gid_mappings),
-        image: image.map(|image| image::from_proto(image, String::new())),
-        image_sub_path: from.image_sub_path.clone(),
-        options: from.mount_options.clone(),
-    })
-}
-
-pub(crate) fn mount_to_proto(from: &Mount) -> v1::Mount {
-    v1::Mount {
-        container_path: from.container_path.clone(),
-        host_path: from.host_path.clone(),
-        readonly: from.readonly,
-        selinux_relabel: from.selinux_relabel,
-        propagation: match from.propagation {
-            Propagation::Private => v1::MountPropagation::PropagationPrivate,
-            Propagation::HostToContainer => v1::MountPropagation::PropagationHostToContainer,
-            Propagation::Bidirectional => v1::MountPropagation::PropagationBidirectional,
-        }
-        .into(),
-        uid_mappings: security::id_mappings_to_proto(&from.uid_mappings),
-        gid_mappings: security::id_mappings_to_proto(&from.gid_mappings),
-        recursive_read_only: from.recursive_read_only,
-        image: from.image.as_ref().map(image::to_proto),
-        image_sub_path: from.image_sub_path.clone(),
-        mount_options: from.options.clone(),
-    }
-}
-
-fn devices(from: &[v1::Device]) -> Result<Vec<Device>> {
-    let one = |(i, from): (usize, &v1::Device)| {
-        let field = |part: &str| format!("config.devices[{i}].{part}");
-        absolute(&field("container_path"), &from.container_path)?;
-        absolute(&field("host_path"), &from.host_path)?;
-        if !from.permissions.chars().all(|c| "rwm".contains(c)) {
-            return Err(Error::invalid(field("permissions"), "may hold r, w and m only"));
-        }
-        Ok(Device {
-            container_path: from.container_path.clone(),
-            host_path: from.host_path.clone(),
-            permissions: from.permissions.clone(),
         })
     };
     from.iter().enumerate().map(one).collect()
@@ -377,7 +290,7 @@ pub(crate) fn status(container: &Container, names: &ImageNames, sandbox: Option<
         message: status.message.clone(),
         labels: container.meta.labels.clone(),
         annotations: container.meta.annotations.clone(),
-        mounts: spec.mounts.iter().map(mount_to_proto).collect(),
+        mounts: spec.mounts.iter().map(mount::to_proto).collect(),
         log_path: log_file(container, sandbox),
         resources: Some(v1::ContainerResources {
             linux: Some(resources::to_proto(&spec.resources)),
@@ -505,7 +418,7 @@ pub(crate) mod tests {
     fn status_returns_what_was_asked() {
         let (config, sandbox) = (full(), sandbox(|_| {}));
         let new = new(&config, &sandbox).unwrap();
-        assert_eq!(new.meta.name, "app_web_d_u1_3_2");
+        assert_eq!(new.meta.name, "app_web_d_u1_2");
         assert_eq!(new.meta.owner.as_ref().unwrap().uid, sandbox.meta.uid);
         let mut spec = new.spec;
         spec.image.id = "sha256:1".into();

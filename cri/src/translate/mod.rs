@@ -4,6 +4,7 @@
 
 pub(crate) mod container;
 pub(crate) mod image;
+mod mount;
 pub(crate) mod resources;
 pub(crate) mod sandbox;
 pub(crate) mod security;
@@ -11,7 +12,7 @@ pub(crate) mod signal;
 
 use crate::error::{Error, Result};
 
-/// Bytes of a name or path at most, as the kernel has it for paths.
+/// Bytes of a path at most (`PATH_MAX` of Linux).
 const TEXT_MAX: usize = 4096;
 
 /// A value of an enum, which a newer or wrong client may send out of range.
@@ -24,12 +25,17 @@ pub(crate) fn present<'a, T>(field: &str, value: &'a Option<T>) -> Result<&'a T>
     value.as_ref().ok_or_else(|| Error::invalid(field, "must be set"))
 }
 
+/// Bytes of a part of a name at most, as Kubernetes has it; four of them fit into a record's name.
+const NAME_MAX: usize = 253;
+
 /// Text that becomes part of a name: not empty, bounded, without control characters.
 fn name(field: &str, value: &str) -> Result<()> {
     if value.is_empty() {
         return Err(Error::invalid(field, "must not be empty"));
     }
-    text(field, value)?;
+    if value.len() > NAME_MAX {
+        return Err(Error::invalid(field, format!("is longer than {NAME_MAX} bytes")));
+    }
     if value.chars().any(char::is_control) {
         return Err(Error::invalid(field, "must not contain control characters"));
     }

@@ -138,8 +138,8 @@ mod tests {
 
     #[test]
     fn names_the_wrong_field() {
-        type Resources = v1::LinuxContainerResources;
-        let cases: [(fn(&mut Resources), &str); 4] = [
+        type Spoiler = fn(&mut v1::LinuxContainerResources);
+        let cases: [(Spoiler, &str); 4] = [
             (|r| r.cpu_quota = -2, "r.cpu_quota: "),
             (|r| r.memory_limit_in_bytes = -2, "r.memory_limit_in_bytes: "),
             (|r| r.oom_score_adj = 1001, "r.oom_score_adj: "),

@@ -15,6 +15,8 @@ use crate::runtime::v1;
 
 /// Bytes of a host name (`HOST_NAME_MAX` of Linux).
 const HOSTNAME_MAX: usize = 64;
+/// Bytes of a pod's uid.
+const UID_MAX: usize = 128;
 
 /// The record that a RunPodSandbox call asks for.
 pub(crate) fn new(config: &v1::PodSandboxConfig, handler: &str) -> Result<New<SandboxKind>> {
@@ -78,6 +80,12 @@ fn pod(field: &str, from: Option<&v1::PodSandboxMetadata>) -> Result<PodRef> {
     let from = from.ok_or_else(|| Error::invalid(field, "must be set"))?;
     for (part, value) in [("name", &from.name), ("namespace", &from.namespace), ("uid", &from.uid)] {
         name(&format!("{field}.{part}"), value)?;
+    }
+    if from.uid.len() > UID_MAX {
+        return Err(Error::invalid(
+            format!("{field}.uid"),
+            format!("is longer than {UID_MAX} bytes"),
+        ));
     }
     Ok(PodRef {
         name: from.name.clone(),

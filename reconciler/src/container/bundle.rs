@@ -148,6 +148,7 @@ async fn configure(
     let files = sandbox::files(paths, sandbox);
     let path_of = |path: Option<PathBuf>| path.filter(|p| netns::observe(p).is_ok());
     let stop_signal = spec::signal::stop_signal(&object.spec, &stand.config).map_err(refused)?;
+    let cdi = spec::cdi::names(&object.spec.cdi_devices, &object.meta.annotations);
     let input = Input {
         sandbox,
         container: object,
@@ -168,6 +169,7 @@ async fn configure(
         },
         mounts: spec::resolve_mounts(&object.spec.mounts, &BTreeMap::new(), host).map_err(refused)?,
         devices: spec::resolve_devices(&object.spec.devices).map_err(refused)?,
+        cdi: spec::cdi::resolve(&cdi, &spec::cdi::DIRECTORIES).map_err(refused)?,
         volumes: BTreeMap::new(),
         annotations: [(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal))].into(),
         handler: spec::Handler::default(),

@@ -10,6 +10,7 @@ use state::sandbox::NamespaceMode;
 use state::{Container, PodSandbox};
 
 use super::{bundle, cgroup_path, dir, log, run_record, spec};
+use crate::engine::record::read;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Class, Error, Result};
@@ -68,6 +69,7 @@ impl Stage<ContainerKind> for Task {
             return Ok(());
         }
         let request = request(cx, &sandbox, object);
+        allow_devices(cx, &sandbox, object)?;
         cx.world.runs.add(&dir(&cx.world.paths, object))?;
         match client.run(request).await {
             Ok(started) => {
@@ -171,6 +173,23 @@ async fn clear(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result
     let path = cgroup_path(cx, sandbox, object);
     cx.world.cgroups.kill(&path)?;
     cx.world.cgroups.remove(&path)
+}
+
+/// cgroup v2 has no file for device rules: a program on the container's cgroup keeps them, from before its first process.
+fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
+    if !cx.world.cgroups.v2 {
+        return Ok(());
+    }
+    let config = bundle::path(&cx.world.paths, object).join("config.json");
+    let text = read(&config)?.unwrap_or_default();
+    let spec: oci_spec::runtime::Spec =
+        serde_json::from_slice(&text).map_err(std::io::Error::other).map_err(Error::io("read", &config))?;
+    let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
+    let rules = resources.and_then(|resources| resources.devices().clone()).unwrap_or_default();
+    let path = cgroup_path(cx, sandbox, object);
+    cx.world.cgroups.ensure(&path)?;
+    let Some(dir) = cx.world.cgroups.dir("", &path) else { return Ok(()) };
+    spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 
 fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest {

@@ -22,6 +22,8 @@ pub struct Pod {
     pub dir: PathBuf,
     pub client: Client,
     pub name: String,
+    /// Its pid.
+    pub shim: u32,
 }
 
 pub struct Container {
@@ -42,13 +44,13 @@ impl Pod {
         );
         // Longer than a socket's path may be.
         let dir = tmp.path().join("x".repeat(100)).join("shim");
-        spawn(&dir, &name).unwrap();
-        let client = Client::connect(&dir).await.unwrap();
+        let (client, shim) = serve(&dir, &name).await;
         Pod {
             tmp,
             dir,
             client,
             name,
+            shim,
         }
     }
 
@@ -175,17 +177,24 @@ impl Pod {
 
     /// Kills the shim, then starts another that takes over.
     pub async fn replace_shim(&mut self) {
-        let pid = self.client.state().await.unwrap().pid;
+        self.kill_shim();
+        self.revive_shim().await;
+    }
+
+    pub fn kill_shim(&self) {
         // SAFETY: no pointers; the shim that this pod started.
-        unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        unsafe { libc::kill(self.shim as i32, libc::SIGKILL) };
+    }
+
+    /// Starts another shim once the last is gone.
+    pub async fn revive_shim(&mut self) {
         self.client.closed().await;
         wait(|| {
-            fs::read_link(format!("/proc/{pid}/exe"))
+            fs::read_link(format!("/proc/{}/exe", self.shim))
                 .is_err()
                 .then_some(())
         });
-        spawn(&self.dir, &self.name).unwrap();
-        self.client = Client::connect(&self.dir).await.unwrap();
+        (self.client, self.shim) = serve(&self.dir, &self.name).await;
     }
 
     /// Cgroup directories of this pod that exist.
@@ -208,7 +217,7 @@ impl Pod {
         }
         self.client.shutdown().await.unwrap();
         self.client.closed().await;
-        assert_eq!(self.cgroups("pause"), [PathBuf::new(); 0]);
+        assert_eq!(self.cgroups("pause"), Vec::<PathBuf>::new());
         for dir in self.cgroups("") {
             fs::remove_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         }
@@ -216,23 +225,38 @@ impl Pod {
 }
 
 impl Drop for Pod {
-    /// A failed test leaves no process behind.
+    /// A failed test leaves nothing behind.
     fn drop(&mut self) {
-        for dir in self.cgroups("") {
-            for child in fs::read_dir(&dir)
-                .into_iter()
-                .flatten()
-                .flatten()
-                .map(|entry| entry.path())
-            {
-                let procs = fs::read_to_string(child.join("cgroup.procs")).unwrap_or_default();
-                for pid in procs.lines().filter_map(|pid| pid.parse::<i32>().ok()) {
-                    // SAFETY: no pointers; a process of this pod's cgroup.
-                    unsafe { libc::kill(pid, libc::SIGKILL) };
-                }
+        // SAFETY: no pointers; the shim that this pod started, if the test did not end it.
+        unsafe { libc::kill(self.shim as i32, libc::SIGKILL) };
+        for _ in 0..100 {
+            let dirs = self.cgroups("");
+            if dirs.iter().all(|dir| clear(dir)) {
+                return;
             }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Kills everyone in a cgroup and removes it; true if that worked.
+fn clear(dir: &Path) -> bool {
+    for child in fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+    {
+        if child.is_dir() {
+            clear(&child);
+        }
+    }
+    let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    for pid in procs.lines().filter_map(|pid| pid.parse::<i32>().ok()) {
+        // SAFETY: no pointers; a process of this pod's cgroup.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    fs::remove_dir(dir).is_ok()
 }
 
 impl Container {
@@ -288,6 +312,13 @@ pub fn exe() -> PathBuf {
     std::env::var_os("CARGO_BIN_EXE_reconcile-shim").map_or_else(beside, PathBuf::from)
 }
 
+async fn serve(dir: &Path, name: &str) -> (Client, u32) {
+    spawn(dir, name).unwrap();
+    let client = Client::connect(dir).await.unwrap();
+    let pid = client.state().await.unwrap().pid;
+    (client, pid)
+}
+
 pub fn spawn(dir: &Path, name: &str) -> shim::Result<()> {
     let whose = Identity {
         namespace: "test".into(),
@@ -313,16 +344,17 @@ pub fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Proportional memory, kB.
-pub fn pss(pid: u32) -> u64 {
+/// Memory of a process, kB: (proportional share, of it anonymous).
+pub fn memory(pid: u32) -> (u64, u64) {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
-    text.lines()
-        .find_map(|line| {
-            line.strip_prefix("Pss:")?
-                .split_whitespace()
-                .next()?
-                .parse()
-                .ok()
-        })
-        .unwrap()
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap()
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    };
+    (field("Pss:"), field("Pss_Anon:"))
 }

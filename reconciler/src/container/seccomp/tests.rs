@@ -422,9 +422,9 @@ fn bad_profile_files_are_refused_with_the_field() {
     }
     let huge = vec![b' '; super::profile::MAX_BYTES + 1];
     assert!(matches!(parse(&huge, &cx), Err(SeccompError::TooManyBytes { .. })));
-    let many: Vec<_> = (0..2000)
-        .map(|n| format!(r#"{{"names":["read"],"action":"SCMP_ACT_ALLOW","args":[{{"index":0,"value":{n},"op":"SCMP_CMP_EQ"}}]}}"#))
-        .collect();
+    let arg = |n: u32| format!(r#"[{{"index":0,"value":{n},"op":"SCMP_CMP_EQ"}}]"#);
+    let one = |n: u32| format!(r#"{{"names":["read"],"action":"SCMP_ACT_ALLOW","args":{}}}"#, arg(n));
+    let many: Vec<_> = (0..2000).map(one).collect();
     let json = format!(
         r#"{{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{}]}}"#,
         many.join(",")

@@ -1,7 +1,7 @@
 //! The device rules as cgroup v2 has them: an eBPF program attached to the container's cgroup.
 //!
-//! cgroup v1 has a device controller with files; on v2 only a program of type BPF_PROG_TYPE_CGROUP_DEVICE can refuse a
-//! device, and the runtime brings none along. Without it a container with MKNOD (a default capability) could make and
+//! cgroup v1 has a device controller with files; on v2 only a program of type BPF_PROG_TYPE_CGROUP_DEVICE can refuse
+//! a device, and the runtime brings none along. Without it a container with MKNOD (a default capability) could make and
 //! open the host's disks. [`program`] is pure; [`attach`] is to be called on the container's own cgroup before its first
 //! process starts, and may be repeated: it leaves exactly the new program.
 
@@ -224,8 +224,8 @@ fn attached(target: u32) -> io::Result<Vec<u32>> {
 }
 
 fn bpf<T>(command: i64, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: `attributes` is the start of the kernel's `union bpf_attr` for this command, and its size is told; what it
-    // points to outlives the call.
+    // SAFETY: `attributes` is the start of the kernel's `union bpf_attr` for this command, and its size is told; what
+    // it points to outlives the call.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *mut T, size_of::<T>()) };
     if answer < 0 {
         Err(io::Error::last_os_error())

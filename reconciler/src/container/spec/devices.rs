@@ -6,7 +6,7 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType, Mount};
 use state::sandbox::NamespaceMode;
 
 use super::Input;
-use super::host::{DeviceKind, DeviceNode};
+use super::host::{DeviceKind, DeviceNode, ResolvedDevice};
 use super::mounts::bind;
 
 /// null, zero, full, random, urandom, tty, console, ptmx and the terminals: what every container may use.
@@ -46,12 +46,12 @@ fn wanted<'a>(input: &'a Input) -> impl Iterator<Item = (&'a DeviceNode, PathBuf
     let all = input.container.spec.security.privileged && !input.handler.privileged_without_host_devices;
     let host = if all { &input.host.devices[..] } else { &[] };
     let host = host.iter().map(|node| (node, node.path.clone()));
-    host.chain(
-        input
-            .devices
-            .iter()
-            .map(|device| (&device.node, super::mounts::clean(&device.container_path))),
-    )
+    host.chain(asked(input).map(|device| (&device.node, super::mounts::clean(&device.container_path))))
+}
+
+/// Named by the request: by CDI name, then by path, which wins.
+fn asked<'a>(input: &'a Input) -> impl Iterator<Item = &'a ResolvedDevice> {
+    input.cdi.devices.iter().chain(&input.devices)
 }
 
 fn linux_device(node: &DeviceNode, path: PathBuf) -> LinuxDevice {
@@ -89,7 +89,7 @@ pub fn rules(input: &Input) -> Vec<LinuxDeviceCgroup> {
             .iter()
             .map(|(major, minor)| rule(true, char, Some(*major), *minor, "rwm")),
     );
-    rules.extend(input.devices.iter().map(|device| {
+    rules.extend(asked(input).map(|device| {
         let (major, minor) = (device.node.major as i64, device.node.minor as i64);
         rule(
             true,

@@ -245,6 +245,13 @@ fn node(path: &Path, meta: &fs::Metadata) -> Option<DeviceNode> {
     })
 }
 
+/// The device node at a path, symlinks followed.
+pub(super) fn resolve_node(path: &Path) -> io::Result<DeviceNode> {
+    let host = fs::canonicalize(path)?;
+    let meta = fs::metadata(&host)?;
+    node(&host, &meta).ok_or_else(|| io::Error::other("is not a device node"))
+}
+
 /// Every device node below a directory; symlinks are not followed, what vanishes meanwhile is left out.
 fn nodes_below(root: &Path, skipped: &[&str]) -> Result<Vec<DeviceNode>> {
     let mut nodes = Vec::new();
@@ -453,6 +460,8 @@ fn mount_of(path: &Path) -> Result<MountLine> {
 
 #[cfg(test)]
 mod tests {
+    use nix::mount::MsFlags;
+
     use super::*;
 
     #[test]
@@ -544,5 +553,62 @@ mod tests {
         };
         let error = resolve_mounts(&[rro], &BTreeMap::new(), &old).unwrap_err().to_string();
         assert!(error.contains("RROUnsupported"), "{error}");
+    }
+
+    /// A bind mount of a directory on itself, undone at the end.
+    struct Bound(tempfile::TempDir);
+
+    impl Bound {
+        fn new() -> Self {
+            let bound = Self(tempfile::tempdir().unwrap());
+            bound.mount(MsFlags::MS_BIND);
+            bound
+        }
+
+        fn mount(&self, flags: MsFlags) {
+            let source = Some(self.0.path()).filter(|_| flags.contains(MsFlags::MS_BIND));
+            nix::mount::mount(source, self.0.path(), None::<&str>, flags, None::<&str>).unwrap();
+        }
+    }
+
+    impl Drop for Bound {
+        fn drop(&mut self) {
+            let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
+        }
+    }
+
+    #[test]
+    fn the_hosts_mount_must_propagate_what_is_asked_for() {
+        let facts = HostFacts {
+            kernel: (6, 1),
+            ..Default::default()
+        };
+        let bound = Bound::new();
+        let resolve = |propagation| {
+            let host_path = bound.0.path().join("below").to_str().unwrap().into();
+            let mount = Mount {
+                host_path,
+                container_path: "/x".into(),
+                propagation,
+                ..Default::default()
+            };
+            resolve_mounts(&[mount], &BTreeMap::new(), &facts)
+                .map(drop)
+                .map_err(|e| e.to_string())
+        };
+        bound.mount(MsFlags::MS_PRIVATE);
+        assert_eq!(resolve(Propagation::Private), Ok(()));
+        for wish in [Propagation::HostToContainer, Propagation::Bidirectional] {
+            let error = resolve(wish).unwrap_err();
+            let name = fs::canonicalize(bound.0.path()).unwrap();
+            let text = format!("lies on the mount {}, which is not shared", name.display());
+            assert!(
+                error.starts_with("spec.mounts[0].propagation: ") && error.contains(&text),
+                "{error}"
+            );
+        }
+        bound.mount(MsFlags::MS_SHARED);
+        assert_eq!(resolve(Propagation::HostToContainer), Ok(()));
+        assert_eq!(resolve(Propagation::Bidirectional), Ok(()));
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! PodSandbox + Container + image config + user        HostFacts::read (once, and when a node is asked)
 //!            |                                               |
-//!            |     resolve_mounts, resolve_devices (look at the host)
+//!            |     resolve_mounts, resolve_devices, cdi::resolve
 //!            v                                               v
 //!          build ── process namespaces mounts devices security resources ──> oci_spec::runtime::Spec
 //! ```
@@ -18,6 +18,7 @@
 //! (written through `unified`).
 
 pub mod capability;
+pub mod cdi;
 pub mod device_filter;
 mod devices;
 pub mod host;
@@ -33,7 +34,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use oci_spec::runtime::{Linux, Root, Spec};
+use oci_spec::runtime::{Hooks, Linux, Root, Spec};
 use state::container::Container;
 use state::image::ImageConfig;
 use state::sandbox::PodSandbox;
@@ -66,6 +67,8 @@ pub struct Input<'a> {
     pub mounts: Vec<ResolvedMount>,
     /// From `container.spec.devices`.
     pub devices: Vec<ResolvedDevice>,
+    /// What the devices of `container.spec.cdi_devices` add.
+    pub cdi: cdi::Edits,
     /// Anonymous volumes for the image's `Volumes`: path in the container to the filled directory.
     pub volumes: BTreeMap<String, PathBuf>,
     /// More annotations, such as those that a handler lets through.
@@ -149,7 +152,8 @@ pub type Result<T> = std::result::Result<T, SpecError>;
 /// Makes the runtime configuration (OCI `config.json`) of a container.
 ///
 /// # Errors
-/// [`SpecError::Invalid`] names the field of the record that cannot be; [`SpecError::Unsupported`] what this node lacks.
+/// [`SpecError::Invalid`] names the field of the record that cannot be, [`SpecError::Unsupported`] what this node
+/// lacks.
 pub fn build(input: &Input) -> Result<Spec> {
     security::check(input)?;
     let mut root = Root::default();
@@ -163,6 +167,7 @@ pub fn build(input: &Input) -> Result<Spec> {
         .set_process(Some(process::process(input)?))
         .set_mounts(Some(mounts::mounts(input, bound)?))
         .set_hostname(None)
+        .set_hooks((input.cdi.hooks != Hooks::default()).then(|| input.cdi.hooks.clone()))
         .set_annotations(Some(annotations(input)))
         .set_linux(Some(linux(input, nodes)?));
     Ok(spec)

@@ -44,7 +44,10 @@ const EXTRA: [&str; 14] = [
 
 /// All mounts, parents before what lies below them. `devices` are nodes that are bound, not made.
 pub fn mounts(input: &Input, devices: Vec<Mount>) -> Result<Vec<Mount>> {
-    let wished = wished(input)?;
+    let mut wished = wished(input)?;
+    let free = |mount: &Mount| !wished.iter().any(|other| other.destination() == mount.destination());
+    let of_devices: Vec<_> = input.cdi.mounts.iter().filter(|mount| free(mount)).cloned().collect();
+    wished.extend(of_devices);
     let taken = |path: &Path| wished.iter().any(|mount| mount.destination() == path);
     let own_dev = !taken(Path::new("/dev"));
     let own_cgroup = !taken(Path::new("/sys/fs/cgroup"));

@@ -1,5 +1,7 @@
 //! The first process: arguments, environment, user (CRI `ContainerConfig`, OCI config `process`).
 
+use std::collections::BTreeSet;
+
 use oci_spec::runtime::{Process, User};
 
 use super::{Input, Result, SpecError, capability, security};
@@ -9,9 +11,10 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 pub fn process(input: &Input) -> Result<Process> {
     let spec = &input.container.spec;
     let mut user = User::default();
+    let groups: BTreeSet<u32> = input.user.groups.iter().chain(&input.cdi.groups).copied().collect();
     user.set_uid(input.user.uid)
         .set_gid(input.user.gid)
-        .set_additional_gids(Some(input.user.groups.clone()));
+        .set_additional_gids(Some(groups.into_iter().collect()));
     let adj = i32::try_from(spec.resources.oom_score_adj)
         .ok()
         .filter(|adj| (-1000..=1000).contains(adj));
@@ -84,6 +87,10 @@ fn env(input: &Input) -> Result<Vec<String>> {
             ));
         }
         set(&mut all, &var.name, &var.value);
+    }
+    for pair in &input.cdi.env {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        set(&mut all, key, value);
     }
     if !all.iter().any(|pair| pair.starts_with("HOME=")) {
         set(

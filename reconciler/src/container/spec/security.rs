@@ -28,9 +28,11 @@ pub fn check(input: &Input) -> Result<()> {
         ));
     }
     namespaces(input)?;
-    if let Some(device) = spec.cdi_devices.first() {
-        let reason = format!("`{device}`: no CDI device of that name is known on this node");
-        return Err(SpecError::unsupported("spec.cdiDevices[0]", reason));
+    if let Some(device) = spec.cdi_devices.iter().find(|name| !input.cdi.names.contains(*name)) {
+        return Err(SpecError::invalid(
+            format!("spec.cdiDevices[{device}]"),
+            "was not looked up on the host",
+        ));
     }
     Ok(())
 }

@@ -93,7 +93,7 @@ impl Archive<'_> {
         let (_, plain) = decompress(reader).map_err(|e| stream("archive", e))?;
         let mut reader = Reader::new(plain, NAME);
         let mut members = 0;
-        while let Some(entry) = reader.next()? {
+        while let Some(entry) = reader.next_entry()? {
             members += 1;
             if members > MEMBERS {
                 return Err(Error::invalid("archive", format!("has more than {MEMBERS} members")));

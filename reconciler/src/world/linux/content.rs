@@ -11,8 +11,12 @@
 //! A blob is hashed while it is written, flushed, and renamed into place; so what is under `blobs` is whole. Writers of
 //! one digest exclude each other by `flock`, across threads and processes; whoever waited finds the blob there.
 
+mod error;
+#[cfg(test)]
+mod tests;
+mod writer;
+
 use std::collections::HashMap;
-use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -30,115 +34,11 @@ use oci_spec::image::{
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
+pub use self::error::{Class, Error, Result};
+pub use self::writer::{Begin, Writer};
+
 /// The largest manifest, index or configuration that is read, in bytes.
 pub const DOCUMENT_LIMIT: u64 = 8 << 20;
-
-/// What goes wrong between an image's bytes and a mounted root file system.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("{action} {object}: {cause}")]
-    Io {
-        action: &'static str,
-        object: String,
-        cause: io::Error,
-    },
-    /// The bytes are not what the specification asks for; they will not get better.
-    #[error("{object}: {problem}")]
-    Invalid { object: String, problem: String },
-    #[error("{0} is not in the content store; pull or import the image")]
-    NotFound(String),
-    #[error("{object}: content has digest {got}, expected {want}; the source is damaged, fetch it again")]
-    Digest { object: String, want: String, got: String },
-    #[error("{object} is larger than the {limit} bytes allowed")]
-    TooBig { object: String, limit: u64 },
-    #[error("the image has no manifest for {wanted}; it offers {offered}")]
-    NoPlatform { wanted: String, offered: String },
-    #[error("{target} is busy{}", holder_text(.holder))]
-    Busy { target: String, holder: Option<i32> },
-}
-
-fn holder_text(holder: &Option<i32>) -> String {
-    match holder {
-        Some(pid) => format!(": process {pid} holds it open"),
-        None => ": a process or mount holds it".into(),
-    }
-}
-
-/// Whether trying again may help.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Not before the image or the request changes.
-    Permanent,
-    /// Perhaps: a full disk, a busy mount, bytes to fetch again.
-    Transient,
-}
-
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-impl Error {
-    pub fn class(&self) -> Class {
-        match self {
-            Error::Invalid { .. } | Error::TooBig { .. } | Error::NoPlatform { .. } => Class::Permanent,
-            Error::Io { cause, .. } => match cause.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENAMETOOLONG | Errno::EFBIG | Errno::EMLINK | Errno::ELOOP) => Class::Permanent,
-                _ => Class::Transient,
-            },
-            Error::NotFound(_) | Error::Digest { .. } | Error::Busy { .. } => Class::Transient,
-        }
-    }
-
-    /// Whether a disk or quota is full.
-    pub fn is_full(&self) -> bool {
-        let full = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
-        matches!(self, Error::Io { cause, .. } if full(cause))
-    }
-
-    /// For `map_err`: what was being done, to what.
-    pub(crate) fn io<E: Into<io::Error>>(action: &'static str, object: impl Display) -> impl FnOnce(E) -> Error {
-        move |cause| Error::Io {
-            action,
-            object: object.to_string(),
-            cause: cause.into(),
-        }
-    }
-
-    /// Says which layer a complaint about its bytes belongs to.
-    pub(crate) fn of_layer(self, digest: &Digest) -> Error {
-        self.of_member(&format!("layer {digest}"))
-    }
-
-    pub(crate) fn of_member(self, member: &str) -> Error {
-        let of = |object: String| format!("{member}: {object}");
-        match self {
-            Error::Io { action, object, cause } => Error::Io {
-                action,
-                object: of(object),
-                cause,
-            },
-            Error::Invalid { object, problem } => Error::Invalid {
-                object: of(object),
-                problem,
-            },
-            Error::Digest { object, want, got } => Error::Digest {
-                object: of(object),
-                want,
-                got,
-            },
-            Error::TooBig { object, limit } => Error::TooBig {
-                object: of(object),
-                limit,
-            },
-            other => other,
-        }
-    }
-
-    pub(crate) fn invalid(object: impl Display, problem: impl Display) -> Error {
-        Error::Invalid {
-            object: object.to_string(),
-            problem: problem.to_string(),
-        }
-    }
-}
 
 /// A name no other caller of this machine has, for files about to be renamed.
 pub(crate) fn token() -> String {
@@ -201,6 +101,7 @@ impl Content {
         let content = Content {
             dir: root.join("content"),
         };
+        private_dir(&content.dir)?;
         for sub in ["blobs/sha256", "ingest"] {
             let path = content.dir.join(sub);
             fs::create_dir_all(&path).map_err(Error::io("create directory", path.display()))?;
@@ -309,12 +210,12 @@ impl Content {
             None => format!("tmp-{}", token()),
         };
         let path = self.dir.join("ingest").join(name);
-        let object = expected.map_or_else(|| "blob".to_string(), |d| d.to_string());
         loop {
             if let Some(digest) = expected
                 && let Some(have) = self.size_of(digest)?
             {
                 if size.is_none_or(|want| want == have) {
+                    self.freshen(digest)?;
                     return Ok(Begin::Present);
                 }
                 // Damage, or a descriptor that lies: which must not cost another image its blob.
@@ -350,19 +251,7 @@ impl Content {
             if still != file.metadata().ok().map(|m| m.ino()) {
                 continue;
             }
-            let mut writer = Writer {
-                content: self,
-                file,
-                path,
-                object,
-                expected: expected.cloned(),
-                size,
-                hasher: Sha256::new(),
-                offset: 0,
-                over: false,
-                done: false,
-            };
-            writer.resume()?;
+            let writer = Writer::new(self, file, path, expected.cloned(), size)?;
             return Ok(Begin::Writer(Box::new(writer)));
         }
     }
@@ -452,6 +341,27 @@ impl Content {
             }
         }
         Ok(blobs)
+    }
+
+    /// Blobs that nobody ingested, or found present while ingesting, for `age`. What is younger may belong to a pull or
+    /// an import whose record is still to be written.
+    pub fn list_older(&self, age: Duration) -> Result<Vec<(Digest, u64)>> {
+        let mut blobs = self.list_blobs()?;
+        blobs.retain(|(digest, _)| {
+            let modified = self
+                .blob_path(digest)
+                .ok()
+                .and_then(|p| fs::metadata(p).ok())
+                .and_then(|m| m.modified().ok());
+            modified.and_then(|t| t.elapsed().ok()).is_some_and(|past| past >= age)
+        });
+        Ok(blobs)
+    }
+
+    /// Makes a blob as young as one just written.
+    fn freshen(&self, digest: &Digest) -> Result<()> {
+        let file = self.open_blob(digest)?;
+        file.set_modified(SystemTime::now()).map_err(Error::io("touch", digest))
     }
 
     /// Forgets a blob; absent is success.
@@ -599,134 +509,6 @@ impl Content {
     }
 }
 
-/// What [`Content::begin`] found.
-#[derive(Debug)]
-pub enum Begin<'a> {
-    /// The blob is here.
-    Present,
-    /// Another writer has it.
-    Taken,
-    Writer(Box<Writer<'a>>),
-}
-
-/// A blob on its way in. Dropped without `commit`, one of a known digest stays to be resumed; any other is removed.
-#[derive(Debug)]
-pub struct Writer<'a> {
-    content: &'a Content,
-    file: Flock<File>,
-    path: PathBuf,
-    object: String,
-    expected: Option<Digest>,
-    size: Option<u64>,
-    hasher: Sha256,
-    offset: u64,
-    over: bool,
-    done: bool,
-}
-
-impl Writer<'_> {
-    /// How many bytes are here already: fetch from there on.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Throws away what is here, e.g. because the source cannot start in the middle.
-    pub fn restart(&mut self) -> Result<()> {
-        use std::io::Seek;
-        if self.offset > 0 {
-            self.file
-                .set_len(0)
-                .and_then(|()| self.file.rewind())
-                .map_err(Error::io("truncate", &self.object))?;
-            self.hasher = Sha256::new();
-            self.offset = 0;
-        }
-        Ok(())
-    }
-
-    /// Hashes what an earlier writer left; more than there should be is thrown away.
-    fn resume(&mut self) -> Result<()> {
-        let mut buffer = vec![0; 128 << 10];
-        loop {
-            let n = self.file.read(&mut buffer).map_err(Error::io("read", &self.object))?;
-            if n == 0 {
-                break;
-            }
-            self.hasher.update(&buffer[..n]);
-            self.offset += n as u64;
-        }
-        if self.size.is_some_and(|size| self.offset > size) {
-            self.restart()
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Verifies, flushes and renames into place.
-    pub fn commit(mut self, media_type: MediaType) -> Result<Descriptor> {
-        if let Some(size) = self.size
-            && size != self.offset
-        {
-            let problem = format!("has {} bytes, its descriptor says {size}", self.offset);
-            return Err(Error::invalid(&self.object, problem));
-        }
-        let got = digest_of(std::mem::take(&mut self.hasher));
-        if let Some(want) = &self.expected
-            && *want != got
-        {
-            // Wrong bytes cannot be resumed.
-            remove_file(&self.path)?;
-            self.done = true;
-            return Err(Error::Digest {
-                object: self.object.clone(),
-                want: want.to_string(),
-                got: got.to_string(),
-            });
-        }
-        self.file.sync_data().map_err(Error::io("flush", &self.object))?;
-        let blob = self.content.blob_path(&got)?;
-        fs::rename(&self.path, &blob).map_err(Error::io("rename into place", blob.display()))?;
-        self.done = true;
-        Ok(Descriptor::new(media_type, self.offset, got))
-    }
-
-    /// Tells a broken size bound from an error of writing.
-    fn refusal(&self, cause: io::Error, object: &str) -> Error {
-        match (self.over, self.size) {
-            (true, Some(limit)) => Error::TooBig {
-                object: object.into(),
-                limit,
-            },
-            _ => Error::io("write", object)(cause),
-        }
-    }
-}
-
-impl Write for Writer<'_> {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        if self.size.is_some_and(|size| self.offset + buf.len() as u64 > size) {
-            self.over = true;
-            return Err(io::Error::other("more bytes than the descriptor says"));
-        }
-        let n = self.file.write(buf)?;
-        self.hasher.update(&buf[..n]);
-        self.offset += n as u64;
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for Writer<'_> {
-    fn drop(&mut self) {
-        if !self.done && (self.expected.is_none() || self.offset == 0 || self.over) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 fn empty_index() -> Result<ImageIndex> {
     ImageIndexBuilder::default()
         .schema_version(2u32)
@@ -741,6 +523,13 @@ fn name_of(descriptor: &Descriptor) -> Option<&str> {
     annotations?.get(ANNOTATION_REF_NAME).map(String::as_str)
 }
 
+/// Makes a directory, with its parents, that only root may enter: images hold setuid programs and secrets.
+pub(crate) fn private_dir(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::create_dir_all(path).map_err(Error::io("create directory", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(Error::io("set the mode of", path.display()))
+}
+
 fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path.display())(e)),
@@ -752,162 +541,4 @@ fn remove_file(path: &Path) -> Result<()> {
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
     let dir: OwnedFd = File::open(path).map_err(Error::io("open", path.display()))?.into();
     nix::unistd::fsync(dir).map_err(Error::io("flush", path.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn fresh() -> (tempfile::TempDir, Content) {
-        let root = tempfile::tempdir().unwrap();
-        let content = Content::open(root.path()).unwrap();
-        (root, content)
-    }
-
-    fn of(bytes: &[u8]) -> Digest {
-        digest_of(Sha256::new_with_prefix(bytes))
-    }
-
-    fn any() -> MediaType {
-        MediaType::ImageLayer
-    }
-
-    /// Fails the test if it is read.
-    struct Untouched;
-
-    impl Read for Untouched {
-        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-            panic!("read although the blob is here")
-        }
-    }
-
-    #[test]
-    fn blobs_are_verified_and_kept_once() {
-        let (_root, content) = fresh();
-        let bytes = vec![7; 300_000];
-        let digest = of(&bytes);
-        let unknown = content.ingest(any(), &mut &bytes[..], None, None).unwrap();
-        assert_eq!((unknown.digest(), unknown.size()), (&digest, 300_000));
-        let again = content
-            .ingest(any(), &mut Untouched, Some(&digest), Some(300_000))
-            .unwrap();
-        assert_eq!(again, unknown);
-        assert_eq!(content.list_blobs().unwrap(), [(digest.clone(), 300_000)]);
-        assert!(content.partials().unwrap().is_empty());
-        assert!(content.usage().unwrap().bytes >= 300_000);
-        content.remove_blob(&digest).unwrap();
-        content.remove_blob(&digest).unwrap();
-        assert!(!content.exists(&unknown).unwrap());
-        assert!(matches!(content.open_blob(&digest), Err(Error::NotFound(_))));
-
-        let wrong = content
-            .ingest(any(), &mut &b"other"[..], Some(&digest), None)
-            .unwrap_err();
-        assert!(matches!(wrong, Error::Digest { .. }), "{wrong}");
-        let long = content
-            .ingest(any(), &mut &bytes[..], Some(&digest), Some(1000))
-            .unwrap_err();
-        assert!(matches!(long, Error::TooBig { limit: 1000, .. }), "{long}");
-        let short = content.ingest(any(), &mut &bytes[..], None, Some(300_001)).unwrap_err();
-        assert!(short.to_string().contains("300000 bytes"), "{short}");
-        assert!(content.list_blobs().unwrap().is_empty());
-        assert!(
-            content.partials().unwrap().is_empty(),
-            "nothing that cannot be resumed stays"
-        );
-    }
-
-    #[test]
-    fn a_cut_off_blob_is_resumed() {
-        let (root, content) = fresh();
-        let bytes: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
-        let (digest, size) = (of(&bytes), bytes.len() as u64);
-        let mut writer = content.writer(Some(&digest), Some(size)).unwrap().unwrap();
-        writer.write_all(&bytes[..150_000]).unwrap();
-        assert!(matches!(
-            content.begin(Some(&digest), Some(size), false).unwrap(),
-            Begin::Taken
-        ));
-        drop(writer);
-        let unknown = content.writer(None, None).unwrap().unwrap();
-        std::mem::forget(unknown); // as a crash would leave it, but for the lock
-        let content = Content::open(root.path()).unwrap();
-        let partials = content.partials().unwrap();
-        let known = partials.iter().find(|p| p.name.starts_with("sha256-")).unwrap();
-        assert_eq!(known.bytes, 150_000);
-        assert!(!content.remove_partial(known, Duration::from_secs(3600)).unwrap());
-        let mut writer = content.writer(Some(&digest), Some(size)).unwrap().unwrap();
-        assert_eq!(writer.offset(), 150_000);
-        writer.write_all(&bytes[150_000..]).unwrap();
-        assert_eq!(writer.commit(any()).unwrap().size(), size);
-        assert!(content.sound(&digest).unwrap());
-        assert!(matches!(
-            content.begin(Some(&digest), Some(size), true).unwrap(),
-            Begin::Present
-        ));
-    }
-
-    #[test]
-    fn writers_of_one_digest_share() {
-        let (_root, content) = fresh();
-        let bytes = vec![3; 1 << 20];
-        let digest = of(&bytes);
-        let reads = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..20 {
-                scope.spawn(|| {
-                    if let Some(mut writer) = content.writer(Some(&digest), None).unwrap() {
-                        reads.fetch_add(1, Ordering::Relaxed);
-                        writer.write_all(&bytes).unwrap();
-                        writer.commit(any()).unwrap();
-                    }
-                });
-            }
-        });
-        assert_eq!(reads.into_inner(), 1);
-    }
-
-    #[test]
-    fn damage_is_fetched_again_but_a_lie_is_not_believed() {
-        let (root, content) = fresh();
-        let blob = content.ingest_bytes(any(), b"some bytes").unwrap();
-        let lie = content
-            .ingest(any(), &mut Untouched, Some(blob.digest()), Some(3))
-            .unwrap_err();
-        assert_eq!(lie.class(), Class::Permanent, "{lie}");
-        assert!(content.exists(&blob).unwrap());
-        let path = root.path().join("content/blobs/sha256").join(blob.digest().digest());
-        fs::write(&path, b"some").unwrap();
-        assert!(!content.exists(&blob).unwrap());
-        assert!(matches!(content.read(blob.digest()), Err(Error::Digest { .. })));
-        assert_eq!(content.ingest_bytes(any(), b"some bytes").unwrap(), blob);
-        assert_eq!(content.read(blob.digest()).unwrap(), b"some bytes");
-        let big = vec![b' '; DOCUMENT_LIMIT as usize + 1];
-        let big = content.ingest_bytes(any(), &big).unwrap();
-        assert!(matches!(content.read(big.digest()), Err(Error::TooBig { .. })));
-    }
-
-    #[test]
-    fn names() {
-        let (root, content) = fresh();
-        let a = content.ingest_bytes(any(), b"a").unwrap();
-        let b = content.ingest_bytes(any(), b"b").unwrap();
-        std::thread::scope(|scope| {
-            for i in 0..8 {
-                let (content, a) = (&content, &a);
-                scope.spawn(move || content.tag(&format!("host/image:{i}"), a).unwrap());
-            }
-        });
-        content.tag("host/image:3", &b).unwrap();
-        content.untag("host/image:4").unwrap();
-        content.untag("host/image:4").unwrap();
-        let content = Content::open(root.path()).unwrap();
-        assert_eq!(content.list().unwrap().len(), 7);
-        assert_eq!(content.resolve("host/image:3").unwrap().unwrap().digest(), b.digest());
-        assert_eq!(content.resolve("host/image:4").unwrap(), None);
-        fs::write(root.path().join("content/index.json"), "{\"torn").unwrap();
-        let content = Content::open(root.path()).unwrap();
-        assert!(content.list().unwrap().is_empty());
-        content.tag("x", &a).unwrap();
-    }
 }

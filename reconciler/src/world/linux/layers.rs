@@ -22,7 +22,7 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
 
-use super::content::{Content, Error, Result, Usage, hex_of, sync_dir, token};
+use super::content::{Content, Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
 pub use super::unpack::LayerMeta;
 use super::unpack::{Limits, Tree, apply, verify};
@@ -67,7 +67,7 @@ impl Layers {
     /// Opens `<root>/layers`; what a crash left half done is buried.
     pub fn open(root: &Path, limits: Limits) -> Result<Layers> {
         let dir = root.join("layers");
-        fs::create_dir_all(&dir).map_err(Error::io("create directory", dir.display()))?;
+        private_dir(&dir)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let layers = Layers {
             dir,
@@ -116,6 +116,11 @@ impl Layers {
         drop(guards);
         self.land(&image.chain_ids, flights);
         outcome.map(|()| image.chain_ids.clone())
+    }
+
+    /// Whether nothing is being unpacked: the time to empty the trash, as deleting slows unpacking down.
+    pub fn idle(&self) -> bool {
+        *lock(&self.permits.free) == self.permits.most
     }
 
     fn missing(&self, chain: &[ChainId]) -> Result<Vec<usize>> {

@@ -7,7 +7,6 @@ pub mod content;
 pub mod files;
 pub mod images;
 pub mod layers;
-pub mod links;
 pub mod mounts;
 pub mod netns;
 pub mod network;

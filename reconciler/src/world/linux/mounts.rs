@@ -163,7 +163,7 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
         .map_or_else(|| "no layers".into(), |top| top.display().to_string());
     let failed = |e: Errno| Error::io("mount a view of", &shown)(e);
     match lower {
-        [] => Err(Error::invalid("view of layers", "there is none")),
+        [] => nothing().map_err(failed),
         // Overlay wants two. (A whiteout may show here as the device that it is.)
         [one] => open_path(one).map_err(failed),
         _ => match overlay(lower, None, MOUNT_ATTR_RDONLY) {
@@ -171,6 +171,22 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
             Err(Errno::EINVAL | Errno::ENOSYS) => detached_by_options(lower).map_err(failed),
             Err(e) => Err(failed(e)),
         },
+    }
+}
+
+/// An empty, read-only file system attached nowhere.
+fn nothing() -> nix::Result<OwnedFd> {
+    // SAFETY: the name is NUL-terminated; a descriptor that the kernel answers is ours.
+    let fs = unsafe { fd_from(libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), FSOPEN_CLOEXEC))? };
+    configure(&fs, FSCONFIG_CMD_CREATE, None)?;
+    // SAFETY: only numbers are passed; a descriptor that the kernel answers is ours.
+    unsafe {
+        fd_from(libc::syscall(
+            libc::SYS_fsmount,
+            fs.as_raw_fd(),
+            FSMOUNT_CLOEXEC,
+            MOUNT_ATTR_RDONLY,
+        ))
     }
 }
 
@@ -639,6 +655,11 @@ mod tests {
         fs::write(at("target/file"), "x").unwrap();
         unmount(&at("target")).unwrap();
         assert_eq!(fs::read(at("upper/file")).unwrap(), b"x");
+        let view = detached(&[]).unwrap();
+        assert_eq!(
+            confined(view.as_fd(), b"etc", OFlag::O_PATH, false).unwrap_err(),
+            Errno::ENOENT
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::content::{Error, Result, token};
+use super::content::{Error, Result, private_dir, token};
 use super::unpack::tar::printable;
 
 /// Directories open at once. Deeper ones are renamed up instead of descended into.
@@ -33,7 +33,7 @@ impl Trash {
     /// Opens `<root>/trash`, making it if need be.
     pub fn open(root: &Path) -> Result<Trash> {
         let dir = root.join("trash");
-        fs::create_dir_all(&dir).map_err(Error::io("create directory", dir.display()))?;
+        private_dir(&dir)?;
         Ok(Trash { dir, bell: tokio::sync::Notify::new() })
     }
 

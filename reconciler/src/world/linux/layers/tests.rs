@@ -7,6 +7,8 @@ use oci_spec::image::MediaType;
 use serde_json::json;
 
 use super::super::archive::{Imported, import};
+use super::super::mounts::detached;
+use super::super::passwd::{UserRequest, lookup};
 use super::super::unpack::tests::{Layer, Mounted, assert_same, census, diff_id};
 use super::*;
 use crate::image::manifest::{self, Platform};
@@ -185,6 +187,13 @@ fn three_layers_make_one_tree() {
     );
     assert_eq!(fs::read_to_string(merged.join("etc/hard")).unwrap(), "new");
     drop(merged);
+    let view = detached(&node.layers.lower(&chain).unwrap()).unwrap();
+    let user = UserRequest {
+        image_user: image.config().user,
+        ..UserRequest::default()
+    };
+    use std::os::fd::AsFd;
+    assert_eq!(lookup(view.as_fd(), &user).unwrap().uid, 1000);
 
     let usage = node.layers.usage().unwrap();
     assert!(usage.inodes >= 16 && usage.bytes > 0, "{usage:?}");
@@ -219,7 +228,7 @@ fn twenty_callers_unpack_once() {
     // A second unpacking of a layer would have buried the first one.
     assert_eq!(node.in_trash(), 0);
     assert_eq!(node.layers.names().unwrap().len(), 3);
-    assert!(lock(&node.layers.flights).is_empty());
+    assert!(lock(&node.layers.flights).is_empty() && node.layers.idle());
 }
 
 #[test]
@@ -255,6 +264,65 @@ fn what_a_crash_leaves_is_redone() {
     layers.remove(&chain[0]).unwrap();
     layers.ensure(&node.content, &image).unwrap();
     assert_eq!(layers.verify(&chain[0]).unwrap(), Soundness::Sound);
+}
+
+const VICTIM: &str = "RECONCILE_TEST_VICTIM";
+
+/// Run by the test below in a process of its own.
+#[test]
+#[ignore = "only as a child of unpacking_is_killed"]
+fn victim() {
+    let root = std::env::var_os(VICTIM).expect("set by the parent");
+    let content = Content::open(Path::new(&root)).unwrap();
+    let layers = Layers::open(Path::new(&root), Limits::default()).unwrap();
+    let target = content.resolve("test").unwrap().unwrap();
+    layers
+        .ensure(&content, &load(&content, &target, &Platform::host()).unwrap())
+        .unwrap();
+}
+
+#[test]
+fn unpacking_is_killed() {
+    let node = Node::new();
+    let big = Layer::default()
+        .file("small", "s")
+        .file("big", &"b".repeat(1 << 20))
+        .end();
+    let image = store(&node.content, &[three_layers().remove(0), big]);
+    // The second layer's blob becomes a pipe, so that the unpacking stops where we want.
+    let blob = node
+        .content
+        .dir()
+        .join("blobs/sha256")
+        .join(image.manifest.layers()[1].digest().digest());
+    let bytes = fs::read(&blob).unwrap();
+    fs::remove_file(&blob).unwrap();
+    nix::unistd::mkfifo(&blob, Mode::S_IRWXU).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "world::linux::layers::tests::victim"])
+        .env(VICTIM, node.root.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // More than a pipe holds: when it is written, the child is in the middle of the file.
+    let mut pipe = File::options().write(true).open(&blob).unwrap();
+    pipe.write_all(&bytes[..bytes.len() / 2]).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(pipe);
+    assert!(node.layers.names().unwrap().iter().any(|n| n.starts_with("tmp-")));
+
+    fs::remove_file(&blob).unwrap();
+    fs::write(&blob, &bytes).unwrap();
+    let layers = Layers::open(node.root.path(), Limits::default()).unwrap();
+    assert_eq!(layers.names().unwrap(), [""; 0]);
+    let chain = layers.ensure(&node.content, &image).unwrap();
+    assert_eq!(
+        fs::metadata(layers.fs(&chain[1]).unwrap().join("big")).unwrap().len(),
+        1 << 20
+    );
+    layers.trash.empty().unwrap();
+    assert_eq!(node.in_trash(), 0);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The built-in network as a whole: addresses, then links, then host ports.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,13 +9,15 @@ use serde_json::Map;
 use tokio::sync::{OnceCell, RwLock};
 
 use super::attachment::{self, Attachment, Kind, boot_id};
-use super::bridge::{self, Bridge, Plug};
+use super::bridge::{self, Bridge};
 use super::error::{Error, Result, system};
 use super::hostport::HostPorts;
 use super::ipam::Ipam;
-use super::links::Links;
+use super::links::{Links, run_inside};
 use super::nft::Table;
+use super::plug::{self, Plug};
 use super::{Cidr, Config, State, Want};
+use crate::world::linux::netns::{self, Pin};
 
 /// The built-in network; its bridge is opened when the first pod needs it.
 pub struct Builtin {
@@ -100,7 +103,7 @@ impl Builtin {
         let open = self.open().await?;
         let mut attachment = match have.filter(Attachment::of_this_boot) {
             Some(attachment) => attachment,
-            None => self.begin(open, want)?,
+            None => self.begin(open, want).await?,
         };
         // The pin's name never changes, but a root may move.
         attachment.netns.clone_from(&want.netns);
@@ -118,9 +121,16 @@ impl Builtin {
     }
 
     /// Gives addresses and writes them down before they are used.
-    fn begin(&self, open: &Open, want: &Want) -> Result<Attachment> {
+    async fn begin(&self, open: &Open, want: &Want) -> Result<Attachment> {
         let nets = &open.bridge.nets;
-        let addresses = open.ipam().allocate(nets, &want.uid)?;
+        let six = run_inside(&want.netns, || Ok(bridge::has_ipv6())).await?;
+        let usable = |ip: IpAddr| ip.is_ipv4() || six;
+        let mut addresses = open.ipam().allocate(nets, &want.uid)?;
+        addresses.retain(|address| usable(address.ip));
+        let gateways = bridge::gateways(nets)
+            .into_iter()
+            .filter(|g| usable(*g))
+            .collect();
         let attachment = Attachment {
             version: 1,
             uid: want.uid.clone(),
@@ -133,7 +143,7 @@ impl Builtin {
             netns: want.netns.clone(),
             ifname: "eth0".into(),
             addresses,
-            gateways: bridge::gateways(nets),
+            gateways,
             ports: want
                 .ports
                 .iter()
@@ -198,8 +208,9 @@ impl Builtin {
             let ports = self.open().await?.ports.clone();
             blocking(move || ports.remove(&attachment)).await?;
         }
-        if netns.is_none_or(|path| !path.exists()) {
-            bridge::unplug(&self.config.instance, uid).await?;
+        let pinned = |path| matches!(netns::observe(path), Ok(Pin::Ns { .. }));
+        if !netns.is_some_and(pinned) {
+            plug::unplug(&self.config.instance, uid).await?;
         }
         forget()?;
         if let Some(open) = self.open.get() {

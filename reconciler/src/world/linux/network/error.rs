@@ -50,7 +50,7 @@ pub enum Error {
     Annotation { key: String, why: String },
     #[error("attachment {path}: {why}")]
     Attachment { path: PathBuf, why: String },
-    #[error("CNI plugin {plugin}: not found in {}", searched.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    #[error("CNI plugin {plugin}: not found in {}", list(searched))]
     PluginAbsent {
         plugin: String,
         searched: Vec<PathBuf>,
@@ -90,6 +90,11 @@ impl Error {
             _ => Class::Transient,
         }
     }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    let paths: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
+    paths.join(", ")
 }
 
 pub(super) fn system(

@@ -425,9 +425,15 @@ fn forget_before(elements: &[Element]) -> Result<()> {
 }
 
 fn forget(gone: impl Fn(&conntrack::Flow) -> bool) -> Result<()> {
-    let count = conntrack::forget_udp(gone).map_err(system("forget", "UDP flows"))?;
-    if count > 0 {
-        tracing::info!(count, "forgot UDP flows of a host port");
+    match conntrack::forget_udp(gone) {
+        Ok(0) => {}
+        Ok(count) => tracing::info!(count, "forgot UDP flows of a host port"),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            tracing::warn!(
+                "this kernel lacks nf_conntrack_netlink: UDP clients may keep talking to a removed pod"
+            );
+        }
+        Err(e) => return Err(system("forget", "UDP flows")(e)),
     }
     Ok(())
 }

@@ -70,25 +70,16 @@ impl Links {
         netns: &Path,
         prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> Result<Links> {
-        let runtime = tokio::runtime::Handle::current();
-        let netns = netns.to_owned();
-        let (send, opened) = tokio::sync::oneshot::channel();
-        let work = move || {
+        let (runtime, shown) = (
+            tokio::runtime::Handle::current(),
+            netns.display().to_string(),
+        );
+        let open = move || {
             let _runtime = runtime.enter();
-            let open = || {
-                enter(&netns)?;
-                prepare().map_err(system("prepare", netns.display()))?;
-                rtnetlink::new_connection()
-                    .map_err(system("open a netlink socket in", netns.display()))
-            };
-            let _ = send.send(open());
+            prepare().map_err(system("prepare", &shown))?;
+            rtnetlink::new_connection().map_err(system("open a netlink socket in", shown))
         };
-        let thread = std::thread::Builder::new()
-            .name("netns-links".into())
-            .spawn(work);
-        thread.map_err(system("start", "a thread"))?;
-        let gone = || system("enter", "a network namespace")(io::Error::other("the thread died"));
-        let (connection, handle, _) = opened.await.map_err(|_| gone())??;
+        let (connection, handle, _) = run_inside(netns, open).await?;
         Ok(Links {
             handle,
             task: tokio::spawn(connection),
@@ -272,6 +263,22 @@ impl Links {
     }
 }
 
+/// Runs something in a namespace, in a thread of its own.
+pub async fn run_inside<T: Send + 'static>(
+    netns: &Path,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let path = netns.to_owned();
+    let (send, done) = tokio::sync::oneshot::channel();
+    let work = move || drop(send.send(enter(&path).and_then(|()| work())));
+    let thread = std::thread::Builder::new()
+        .name("netns-links".into())
+        .spawn(work);
+    thread.map_err(system("start", "a thread"))?;
+    let died = |_| system("work in", netns.display())(io::Error::other("the thread died"));
+    done.await.map_err(died)?
+}
+
 /// Moves the calling thread into a namespace; the thread must end with its work.
 pub fn enter(netns: &Path) -> Result<()> {
     let file = File::open(netns).map_err(|e| match e.kind() {
@@ -314,7 +321,8 @@ pub fn present(
     }
 }
 
-fn link(message: LinkMessage) -> Link {
+/// What is worth knowing of a link, from its message.
+pub fn link(message: LinkMessage) -> Link {
     let mut link = Link {
         index: message.header.index,
         name: String::new(),

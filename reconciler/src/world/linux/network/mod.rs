@@ -33,14 +33,17 @@ mod ipam;
 mod links;
 mod netfilter;
 mod nft;
+mod plug;
 mod plugin;
 mod relay;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 pub use attachment::Attachment;
 pub use cidr::Cidr;
 pub use error::{Class, Error, Result};
+pub use watch::Drift;
 
 use attachment::Kind;
 use builtin::Builtin;
@@ -280,7 +283,7 @@ impl Network {
 
     /// The sandboxes that have a link or an attachment of this instance's.
     pub async fn list(&self) -> Result<Vec<String>> {
-        let mut uids: BTreeSet<String> = bridge::list(&self.config.instance)
+        let mut uids: BTreeSet<String> = plug::list(&self.config.instance)
             .await?
             .into_iter()
             .collect();
@@ -326,6 +329,11 @@ impl Network {
             Err(_) => None,
         };
         *self.refusal.write().unwrap_or_else(PoisonError::into_inner) = refusal;
+    }
+
+    /// Follows what happens to this instance's links on the host. Must run within the runtime.
+    pub fn drift(&self) -> Result<tokio::sync::mpsc::Receiver<Drift>> {
+        watch::drift(&self.config.instance)
     }
 
     /// Rises whenever another CNI configuration counts: a trigger to look again at the node and at waiting sandboxes.

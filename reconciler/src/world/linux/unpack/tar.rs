@@ -9,12 +9,11 @@ use std::io::{self, Read};
 use ::tar::Header;
 
 use super::super::content::{Error, Result};
+use super::pax::{Extensions, SPARSE_LIMIT, Sparse, decimal, number};
 
 const BLOCK: usize = 512;
 /// Largest pax header or GNU long name, bytes (as Go's archive/tar).
 const EXTENSION_LIMIT: u64 = 1 << 20;
-/// Most pieces of one sparse file.
-const SPARSE_LIMIT: usize = 1 << 18;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -76,27 +75,6 @@ pub struct Reader<R> {
     ended: bool,
 }
 
-#[derive(Default)]
-struct Extensions {
-    path: Option<Vec<u8>>,
-    link: Option<Vec<u8>>,
-    size: Option<u64>,
-    uid: Option<u32>,
-    gid: Option<u32>,
-    mtime: Option<(i64, u32)>,
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    sparse: Sparse,
-}
-
-#[derive(Default)]
-struct Sparse {
-    name: Option<Vec<u8>>,
-    size: Option<u64>,
-    map: Vec<u64>,
-    has_map: bool,
-    major: Option<u64>,
-}
-
 impl<R: Read> Reader<R> {
     pub fn new(inner: R, name_limit: usize) -> Reader<R> {
         Reader {
@@ -109,7 +87,7 @@ impl<R: Read> Reader<R> {
     }
 
     /// The next member; what is left of the one before is skipped. `None` at the end of the archive.
-    pub fn next(&mut self) -> Result<Option<Entry>> {
+    pub fn next_entry(&mut self) -> Result<Option<Entry>> {
         let mut extensions = Extensions::default();
         let mut extended = false;
         loop {
@@ -233,30 +211,7 @@ impl<R: Read> Reader<R> {
 
     fn pax(&mut self, header: &Header, to: &mut Extensions) -> Result<()> {
         let bytes = self.extension(header)?;
-        let bad = || broken("pax header", "a record is malformed");
-        let mut rest = &bytes[..];
-        let mut offset = None;
-        while !rest.is_empty() {
-            if rest.iter().all(|b| *b == 0) {
-                break;
-            }
-            let space = rest.iter().take(20).position(|b| *b == b' ').ok_or_else(bad)?;
-            let length = decimal(&rest[..space]).ok_or_else(bad)? as usize;
-            if length < space + 2 || length > rest.len() || rest[length - 1] != b'\n' {
-                return Err(bad());
-            }
-            let record = &rest[space + 1..length - 1];
-            rest = &rest[length..];
-            let equals = record.iter().position(|b| *b == b'=').ok_or_else(bad)?;
-            to.record(&record[..equals], &record[equals + 1..], &mut offset)
-                .ok_or_else(|| {
-                    broken(
-                        "pax header",
-                        format!("the value of {} is malformed", printable(&record[..equals])),
-                    )
-                })?;
-        }
-        Ok(())
+        to.read(&bytes)
     }
 
     fn entry(&mut self, header: &Header, extensions: Extensions) -> Result<Entry> {
@@ -471,61 +426,7 @@ impl<R: Read> Read for Reader<R> {
     }
 }
 
-impl Extensions {
-    /// Takes in one pax record; `None` if its value is malformed. Unknown keys are ignored, as POSIX asks.
-    fn record(&mut self, key: &[u8], value: &[u8], offset: &mut Option<u64>) -> Option<()> {
-        let text = (!value.is_empty()).then(|| value.to_vec());
-        let count = |value: &[u8]| {
-            if value.is_empty() {
-                Some(None)
-            } else {
-                decimal(value).map(Some)
-            }
-        };
-        let id = |value: &[u8]| count(value)?.map(u32::try_from).transpose().ok();
-        match key {
-            b"path" => self.path = text,
-            b"linkpath" => self.link = text,
-            b"size" => self.size = count(value)?,
-            b"uid" => self.uid = id(value)?,
-            b"gid" => self.gid = id(value)?,
-            b"mtime" if value.is_empty() => self.mtime = None,
-            b"mtime" => self.mtime = Some(time(value)?),
-            b"GNU.sparse.name" => self.sparse.name = text,
-            b"GNU.sparse.size" | b"GNU.sparse.realsize" => self.sparse.size = count(value)?,
-            b"GNU.sparse.major" => self.sparse.major = count(value)?,
-            b"GNU.sparse.offset" => *offset = count(value)?,
-            b"GNU.sparse.numbytes" => self.sparse.push(offset.take()?, decimal(value)?)?,
-            b"GNU.sparse.numblocks" => self.sparse.has_map = true,
-            b"GNU.sparse.map" => {
-                self.sparse.has_map = true;
-                for pair in value.split(|b| *b == b',').collect::<Vec<_>>().chunks(2) {
-                    match pair {
-                        [offset, length] => self.sparse.push(decimal(offset)?, decimal(length)?)?,
-                        [empty] if empty.is_empty() => {}
-                        _ => return None,
-                    }
-                }
-            }
-            _ => {
-                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    self.xattrs.retain(|(have, _)| have != name);
-                    self.xattrs.push((name.to_vec(), value.to_vec()));
-                }
-            }
-        }
-        Some(())
-    }
-}
-
-impl Sparse {
-    fn push(&mut self, offset: u64, length: u64) -> Option<()> {
-        self.map.extend([offset, length]);
-        (self.map.len() <= 2 * SPARSE_LIMIT).then_some(())
-    }
-}
-
-fn broken(object: &str, problem: impl std::fmt::Display) -> Error {
+pub(super) fn broken(object: &str, problem: impl std::fmt::Display) -> Error {
     Error::invalid(object, problem)
 }
 
@@ -546,79 +447,9 @@ fn header_number(bytes: &[u8], object: &str, what: &str) -> Result<u64> {
     value.ok_or_else(|| broken(object, format!("its {what} is malformed")))
 }
 
-/// A numeric header field: octal text, or GNU's base 256, which may be negative.
-fn number(field: &[u8]) -> Option<i64> {
-    let first = *field.first()?;
-    if first & 0x80 != 0 {
-        let negative = first & 0x40 != 0;
-        let start = if negative { -1i128 } else { 0 };
-        let mut value = (start << 7) | i128::from(first & 0x7f);
-        for byte in &field[1..] {
-            value = value.checked_mul(256)? | i128::from(*byte);
-        }
-        return i64::try_from(value).ok();
-    }
-    let trimmed = field.split(|b| *b == 0).next().unwrap_or_default().trim_ascii();
-    let mut value = 0i64;
-    for byte in trimmed {
-        let digit = byte.checked_sub(b'0').filter(|d| *d < 8)?;
-        value = value.checked_mul(8)?.checked_add(i64::from(digit))?;
-    }
-    Some(value)
-}
-
-fn decimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    std::str::from_utf8(digits).ok()?.parse().ok()
-}
-
-/// `-?seconds[.fraction]`, rounded towards the past as file systems do.
-fn time(value: &[u8]) -> Option<(i64, u32)> {
-    let text = std::str::from_utf8(value).ok()?;
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let seconds: i64 = if whole == "-" || whole.is_empty() {
-        0
-    } else {
-        whole.parse().ok()?
-    };
-    if !fraction.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let nanos: u32 = format!("{fraction:0<9.9}").parse().ok()?;
-    match (text.starts_with('-'), nanos) {
-        (true, 1..) => Some((seconds.checked_sub(1)?, 1_000_000_000 - nanos)),
-        _ => Some((seconds, nanos)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers() {
-        assert_eq!(number(b"0000644\0"), Some(0o644));
-        assert_eq!(number(b"   12 \0\0"), Some(0o12));
-        assert_eq!(number(b"\0\0\0\0"), Some(0));
-        assert_eq!(number(b"12x4"), None);
-        assert_eq!(number(&[0x80, 0, 1, 0]), Some(256));
-        assert_eq!(number(&[0xff; 12]), Some(-1));
-        assert_eq!(
-            number(&[0x80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
-            None
-        );
-    }
-
-    #[test]
-    fn times() {
-        assert_eq!(time(b"12.5"), Some((12, 500_000_000)));
-        assert_eq!(time(b"12.1234567899"), Some((12, 123_456_789)));
-        assert_eq!(time(b"-1.25"), Some((-2, 750_000_000)));
-        assert_eq!(time(b"-3"), Some((-3, 0)));
-        assert_eq!(time(b"1.x"), None);
-    }
 
     #[test]
     fn refuses_what_it_cannot_bound() {
@@ -626,7 +457,7 @@ mod tests {
         header.set_entry_type(::tar::EntryType::GNULongName);
         header.set_size(1 << 40);
         header.set_cksum();
-        let error = Reader::new(&header.as_bytes()[..], 4096).next().unwrap_err();
+        let error = Reader::new(&header.as_bytes()[..], 4096).next_entry().unwrap_err();
         assert!(matches!(error, Error::TooBig { .. }), "{error}");
 
         let mut header = Header::new_gnu();
@@ -634,13 +465,19 @@ mod tests {
         header.set_size(700);
         header.set_cksum();
         let mut reader = Reader::new(&header.as_bytes()[..], 4096);
-        assert_eq!(reader.next().unwrap().unwrap().size, 700);
-        assert!(reader.next().unwrap_err().to_string().contains("ends in the middle"));
+        assert_eq!(reader.next_entry().unwrap().unwrap().size, 700);
+        assert!(
+            reader
+                .next_entry()
+                .unwrap_err()
+                .to_string()
+                .contains("ends in the middle")
+        );
 
         let noise = [7u8; 2048];
         assert!(
             Reader::new(&noise[..], 4096)
-                .next()
+                .next_entry()
                 .unwrap_err()
                 .to_string()
                 .contains("checksum")

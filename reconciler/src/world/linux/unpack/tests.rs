@@ -1,15 +1,19 @@
 //! Real trees on a real file system, with GNU tar, umoci and the kernel's overlay as judges. Needs root.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 
+use nix::sys::stat::{Mode, UtimensatFlags, makedev, utimensat};
 use sha2::{Digest as _, Sha256};
 
 use super::super::content::digest_of;
 use super::super::mounts::{mount_rootfs, unmount};
+use super::super::xattr;
 use super::*;
 
 /// A layer being written: members in order, odd ones too.
@@ -379,6 +383,7 @@ fn whiteouts_links_and_missing_parents_over_layers() {
         .link("hard", "shared")
         .link("hard2", "hard")
         .link("owned/through", "to/f")
+        .link("owned/through-too", "to/f")
         .dir("replaced", 0o755)
         .file("replaced/f", "in a directory")
         .end();
@@ -430,10 +435,45 @@ fn whiteouts_links_and_missing_parents_over_layers() {
     assert_eq!(middle_inode("hard"), middle_inode("shared"));
     assert_eq!(middle_inode("hard"), middle_inode("hard2"));
     assert_eq!(fs::read_to_string(at("owned/through")).unwrap(), "f");
+    assert_eq!(middle_inode("owned/through"), middle_inode("owned/through-too"));
     assert!(
         fs::symlink_metadata(lower[1].join("to")).is_err(),
         "the link below is not hidden"
     );
+}
+
+#[test]
+fn links_to_below_that_are_replaced_or_hidden() {
+    let root = tempfile::tempdir().unwrap();
+    let base = Layer::default()
+        .file("f", "f")
+        .dir("real", 0o755)
+        .symlink("to", "real")
+        .end();
+    let top = Layer::default()
+        .dir("real", 0o755)
+        .symlink("also", "real")
+        .link("real/replaced", "f")
+        .file("also/replaced", "new") // the same name by another way
+        .link("kept", "f")
+        .raw(".wh.kept", ::tar::EntryType::Regular, "", 0o644, b"")
+        .link("copied", "f")
+        .file("f", "another f")
+        .dir("dropped", 0o755)
+        .link("dropped/x", "f")
+        .file("dropped", "a file now")
+        .end();
+    let lower = unpack_all(root.path(), vec![base, top]).unwrap();
+    let merged = Mounted::new(&lower, root.path());
+    let read = |name: &str| fs::read_to_string(merged.join(name)).unwrap();
+    assert_eq!(read("real/replaced"), "new");
+    assert_eq!(
+        (read("kept"), read("copied"), read("f")),
+        ("f".into(), "f".into(), "another f".into())
+    );
+    assert_eq!(read("dropped"), "a file now");
+    let inode = |name: &str| fs::metadata(lower[0].join(name)).unwrap().ino();
+    assert_eq!(inode("kept"), inode("copied"));
 }
 
 #[test]
@@ -531,7 +571,7 @@ fn nothing_gets_out() {
         ),
         (
             "hard link out",
-            l().link("h", &format!("../../outside/precious")).file("h", "x"),
+            l().link("h", "../../outside/precious").file("h", "x"),
             false,
         ),
         ("hard link absolute", l().link("h", &format!("{out}/precious")), false),
@@ -589,6 +629,29 @@ fn nothing_gets_out() {
             false,
         ),
         (
+            "hard link in place of its directory",
+            l().dir("d", 0o755).file("d/f", "x").link("d", "d/f"),
+            false,
+        ),
+        (
+            "sparse without a map",
+            l().pax(&[("GNU.sparse.major", b"1"), ("GNU.sparse.realsize", b"10")])
+                .file("x", "no map here"),
+            false,
+        ),
+        (
+            "sparse beyond all",
+            l().pax(&[("GNU.sparse.size", b"9223372036854775807"), ("GNU.sparse.map", b"0,1")])
+                .file("x", "x"),
+            false,
+        ),
+        (
+            "sparse with overlaps",
+            l().pax(&[("GNU.sparse.size", b"9"), ("GNU.sparse.map", b"0,2,1,2")])
+                .file("x", "xxxx"),
+            false,
+        ),
+        (
             "unknown type",
             l().raw("v", ::tar::EntryType::new(b'M'), "", 0o644, b""),
             false,
@@ -635,4 +698,46 @@ fn overlay_marks_cannot_be_smuggled() {
         .collect();
     assert_eq!(names, [c"user.kept".to_owned()]);
     assert!(Mounted::new(&lower, root.path()).join("d/f").exists());
+}
+
+#[test]
+fn damaged_archives_are_read_within_bounds() {
+    let whole = Layer::default()
+        .pax(&[
+            ("path", b"long"),
+            ("mtime", b"1.5"),
+            ("GNU.sparse.size", b"9"),
+            ("GNU.sparse.map", b"0,2,4,2"),
+        ])
+        .file("x", "xxxx")
+        .raw("l", ::tar::EntryType::GNULongName, "", 0o644, b"name")
+        .file("y", "y")
+        .raw("s", ::tar::EntryType::GNUSparse, "", 0o644, b"")
+        .end();
+    let mut random = 1u64;
+    let mut next = |below: usize| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    for _ in 0..20_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + next(4) {
+            let at = next(bytes.len());
+            bytes[at] = next(256) as u8;
+        }
+        // Checksums right, or nothing behind them is reached.
+        for block in bytes.chunks_exact_mut(512).filter(|b| b[257..262] == *b"ustar") {
+            block[148..156].fill(b' ');
+            let sum: u32 = block.iter().map(|b| u32::from(*b)).sum();
+            block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+        let mut reader = tar::Reader::new(&bytes[..], 4096);
+        let mut read = 0;
+        while let Ok(Some(_)) = reader.next_entry() {
+            read += std::io::copy(&mut reader, &mut std::io::sink()).unwrap_or(0);
+        }
+        assert!(read <= bytes.len() as u64);
+    }
 }

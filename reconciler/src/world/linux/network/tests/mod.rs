@@ -23,6 +23,7 @@ use crate::world::linux::netns::{self, Pins};
 
 mod builtin;
 mod cni;
+mod repair;
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -32,7 +33,8 @@ fn on_a_host<F: Future<Output = ()>>(test: impl FnOnce(PathBuf) -> F + Send + 's
     let run = move || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         // Every thread of this runtime is born in the namespace.
-        let runtime = tokio::runtime::Builder::new_current_thread()
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
             .enable_all()
             .build()
             .unwrap();
@@ -275,4 +277,18 @@ fn four(attachment: &Attachment) -> IpAddr {
 
 fn six(attachment: &Attachment) -> IpAddr {
     attachment.addresses[1].ip
+}
+
+/// The instance's table, to look at or to harm.
+fn table(root: &Root) -> nft::Table {
+    let pods = vec![
+        "10.88.0.0/16".parse().unwrap(),
+        "fd00::/64".parse().unwrap(),
+    ];
+    let instance = &root.config.instance;
+    nft::Table {
+        name: nft::Table::name_of(instance),
+        bridge: bridge::bridge_name(instance),
+        pods,
+    }
 }

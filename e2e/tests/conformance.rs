@@ -1,0 +1,235 @@
+//! The wire, proved by an implementation that is not ours: `crictl` of sigs.k8s.io/cri-tools against our socket.
+//!
+//! Go builds it once from `e2e/conformance/go.mod` into the user's cache. Without Go the test prints SKIPPED, which
+//! `.ci/run` counts as a failure.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use e2e::node::{Node, shown};
+use e2e::tools;
+use serde_json::{Value, json};
+
+/// The `crictl` of `conformance/go.mod`, built if its lock file is newer than the program.
+fn crictl() -> Result<Option<PathBuf>> {
+    if !tools::installed("go") {
+        return Ok(None);
+    }
+    let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("conformance");
+    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = home
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
+        .context("no HOME")?;
+    let program = home.join("reconcile-ci").join("crictl");
+    let built = fs::metadata(&program).and_then(|meta| meta.modified()).ok();
+    if built.is_none() || built < fs::metadata(module.join("go.sum"))?.modified().ok() {
+        fs::create_dir_all(program.parent().context("cache directory")?)?;
+        let mut go = Command::new("go");
+        go.current_dir(&module)
+            .args(["build", "-o"])
+            .arg(&program)
+            .arg("sigs.k8s.io/cri-tools/cmd/crictl");
+        tools::check(&mut go).context("build crictl")?;
+    }
+    Ok(Some(program))
+}
+
+struct Crictl<'a> {
+    program: PathBuf,
+    node: &'a Node,
+}
+
+impl Crictl<'_> {
+    async fn run(&self, args: &[&str]) -> Result<std::process::Output> {
+        let endpoint = format!("unix://{}", self.node.socket().display());
+        let mut command = tokio::process::Command::new(&self.program);
+        command.args([
+            "--config",
+            &self.node.path("crictl.yaml").display().to_string(),
+            "-r",
+            &endpoint,
+            "-t",
+            "20s",
+        ]);
+        Ok(command.args(args).output().await?)
+    }
+
+    /// Standard output of a command that must succeed.
+    async fn ok(&self, args: &[&str]) -> Result<String> {
+        let out = self.run(args).await?;
+        ensure!(out.status.success(), "crictl {}: {}", args.join(" "), shown(&out));
+        Ok(String::from_utf8(out.stdout)?.trim_end().to_owned())
+    }
+
+    async fn json(&self, args: &[&str]) -> Result<Value> {
+        let text = self.ok(args).await?;
+        serde_json::from_str(&text).with_context(|| format!("crictl {}: {text}", args.join(" ")))
+    }
+
+    /// The row of a table whose line contains `key`, and the head, by columns of two or more spaces.
+    async fn row(&self, args: &[&str], key: &str) -> Result<Vec<String>> {
+        let text = self.ok(args).await?;
+        let line = text
+            .lines()
+            .find(|line| line.contains(key))
+            .with_context(|| format!("{key:?} is not in\n{text}"))?;
+        Ok(line
+            .split("  ")
+            .map(|cell| cell.trim().to_owned())
+            .filter(|cell| !cell.is_empty())
+            .collect())
+    }
+}
+
+fn path<'a>(json: &'a Value, pointer: &str) -> Result<&'a Value> {
+    json.pointer(pointer)
+        .with_context(|| format!("{pointer} is missing in {json:#}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
+    let Some(program) = tokio::task::spawn_blocking(crictl).await?? else {
+        return Ok(());
+    };
+    let node = Node::start().await?;
+    node.busybox().await?;
+    node.file("crictl.yaml", "timeout: 20\n")?;
+    let crictl = Crictl { program, node: &node };
+    let logs = node.path("logs");
+    let pod = node.file(
+        "pod.json",
+        json!({ "metadata": { "name": "web", "namespace": "prod", "uid": "uid-1", "attempt": 1 }, "hostname": "web",
+            "labels": { "app": "web" }, "log_directory": logs, "linux": { "cgroup_parent": "" } })
+        .to_string(),
+    )?;
+    let script = "echo from crictl; echo err >&2; sleep 1000";
+    let container = node.file(
+        "container.json",
+        json!({ "metadata": { "name": "main", "attempt": 2 }, "image": { "image": "localhost/busybox:1" },
+            "command": ["/bin/sh", "-c", script], "log_path": "main.log",
+            "labels": { "io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "prod" }, "linux": {} })
+        .to_string(),
+    )?;
+
+    let version = crictl.ok(&["version"]).await?;
+    assert!(version.contains("RuntimeName:  reconcile"), "{version}");
+    let info = crictl.json(&["info"]).await?;
+    for condition in ["RuntimeReady", "NetworkReady"] {
+        let all = path(&info, "/status/conditions")?.as_array().context("an array")?;
+        let found = all.iter().find(|found| found["type"] == condition).context(condition)?;
+        assert_eq!(found["status"], true, "{found}");
+    }
+    assert!(path(&info, "/runtimeHandlers")?.is_array());
+
+    let images = crictl.row(&["images"], "localhost/busybox").await?;
+    assert_eq!(images[..2], ["localhost/busybox", "1"], "{images:?}");
+    let usage = crictl.json(&["imagefsinfo"]).await?;
+    assert!(
+        !path(&usage, "/status/imageFilesystems/0/fsId/mountpoint")?
+            .as_str()
+            .unwrap_or("")
+            .is_empty()
+    );
+    assert!(path(&usage, "/status/imageFilesystems/0/usedBytes/value")?.is_string());
+
+    let sandbox = crictl.ok(&["runp", &pod]).await?;
+    assert_eq!(sandbox.len(), 64, "{sandbox}");
+    let row = crictl.row(&["pods"], &sandbox[..13]).await?;
+    assert_eq!(row[2..], ["Ready", "web", "prod", "1", "(default)"], "{row:?}");
+    assert_eq!(
+        crictl.ok(&["pods", "-q", "--no-trunc", "--label", "app=web"]).await?,
+        sandbox
+    );
+    assert_eq!(crictl.ok(&["pods", "-q", "--name", "nothing-like-it"]).await?, "");
+    let inspect = crictl.json(&["inspectp", &sandbox[..13]]).await?;
+    assert_eq!(path(&inspect, "/status/id")?, sandbox.as_str());
+    assert_eq!(path(&inspect, "/status/state")?, "SANDBOX_READY");
+    assert!(
+        path(&inspect, "/status/createdAt")?
+            .as_str()
+            .is_some_and(|time| time.starts_with("20"))
+    );
+    assert!(
+        path(&inspect, "/status/network/ip")?
+            .as_str()
+            .is_some_and(|ip| ip.contains('.'))
+    );
+    assert!(path(&inspect, "/status/linux/namespaces/options/pid")?.is_string());
+    assert!(path(&inspect, "/info/pid")?.as_i64().is_some_and(|pid| pid > 1));
+    path(&inspect, "/info/config")?;
+
+    let id = crictl.ok(&["create", &sandbox[..13], &container, &pod]).await?;
+    assert_eq!(crictl.ok(&["ps", "-q"]).await?, "", "ps shows what runs");
+    assert_eq!(crictl.row(&["ps", "-a"], &id[..13]).await?[3], "Created");
+    crictl.ok(&["start", &id[..13]]).await?;
+    let row = crictl.row(&["ps"], &id[..13]).await?;
+    assert_eq!(row[1], "localhost/busybox:1", "{row:?}");
+    assert_eq!(row[3..6], ["Running", "main", "2"], "{row:?}");
+    assert_eq!(row[6..], [&sandbox[..13], "web", "prod"], "{row:?}");
+    let inspect = crictl.json(&["inspect", &id[..13]]).await?;
+    assert_eq!(path(&inspect, "/status/state")?, "CONTAINER_RUNNING");
+    assert_eq!(path(&inspect, "/status/metadata/attempt")?, 2);
+    assert!(
+        path(&inspect, "/status/imageId")?
+            .as_str()
+            .is_some_and(|id| id.starts_with("sha256:"))
+    );
+    let log = logs.join("main.log").display().to_string();
+    assert_eq!(path(&inspect, "/status/logPath")?, log.as_str());
+    assert!(path(&inspect, "/info/pid")?.as_i64().is_some_and(|pid| pid > 1));
+    assert!(path(&inspect, "/info/runtimeSpec/linux/namespaces")?.is_array());
+    assert_eq!(path(&inspect, "/info/sandboxID")?, sandbox.as_str());
+
+    let (out, _) = e2e::eventually(std::time::Duration::from_secs(5), async || {
+        let out = crictl.run(&["logs", &id[..13]]).await?;
+        ensure!(
+            out.stdout == b"from crictl\n" && out.stderr == b"err\n",
+            "{}",
+            shown(&out)
+        );
+        Ok((out, ()))
+    })
+    .await?;
+    assert!(out.status.success());
+    assert_eq!(crictl.ok(&["exec", "-s", &id[..13], "echo", "inside"]).await?, "inside");
+    let failing = crictl.run(&["exec", "-s", &id[..13], "sh", "-c", "exit 7"]).await?;
+    assert!(
+        !failing.status.success() && shown(&failing).contains('7'),
+        "{}",
+        shown(&failing)
+    );
+
+    assert!(
+        !crictl.run(&["rm", &id]).await?.status.success(),
+        "rm refuses what runs"
+    );
+    crictl.ok(&["stop", "--timeout", "1", &id[..13]]).await?;
+    assert_eq!(crictl.row(&["ps", "-a"], &id[..13]).await?[3], "Exited");
+    let inspect = crictl.json(&["inspect", &id]).await?;
+    assert_eq!(
+        path(&inspect, "/status/exitCode")?,
+        137,
+        "a shell that is pid 1 ignores SIGTERM"
+    );
+    assert_eq!(path(&inspect, "/status/reason")?, "Error");
+    crictl.ok(&["rm", &id[..13]]).await?;
+    assert_eq!(crictl.ok(&["ps", "-a", "-q"]).await?, "");
+    let gone = crictl.run(&["inspect", &id]).await?;
+    assert!(
+        !gone.status.success() && shown(&gone).contains("NotFound"),
+        "{}",
+        shown(&gone)
+    );
+
+    assert!(
+        !crictl.run(&["rmp", &sandbox]).await?.status.success(),
+        "rmp refuses what is ready"
+    );
+    crictl.ok(&["stopp", &sandbox[..13]]).await?;
+    assert_eq!(crictl.row(&["pods"], &sandbox[..13]).await?[2], "NotReady");
+    crictl.ok(&["rmp", &sandbox[..13]]).await?;
+    assert_eq!(crictl.ok(&["pods", "-q"]).await?, "");
+    node.finish().await
+}

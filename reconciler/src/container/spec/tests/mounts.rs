@@ -1,0 +1,209 @@
+//! The mount table.
+
+use state::container::Propagation;
+
+use super::*;
+
+#[test]
+fn base_mounts_and_the_sandbox_files() {
+    let config = Case::default().build().unwrap();
+    for (path, source, options) in [
+        ("/proc", "proc", &["nosuid", "noexec", "nodev"][..]),
+        ("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        (
+            "/dev/pts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        ("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        ("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        (
+            "/sys/fs/cgroup",
+            "cgroup",
+            &["nosuid", "noexec", "nodev", "relatime", "ro"],
+        ),
+        ("/etc/hostname", "/s/hostname", &["rbind", "rprivate", "rw"]),
+        ("/etc/hosts", "/s/hosts", &["rbind", "rprivate", "rw"]),
+        ("/etc/resolv.conf", "/s/resolv.conf", &["rbind", "rprivate", "rw"]),
+        ("/dev/shm", "/s/shm", &["rbind", "rprivate", "rw"]),
+    ] {
+        assert_eq!(at(&config, path), Some((source.into(), strings(options))), "{path}");
+    }
+    assert_eq!(config["mounts"].as_array().unwrap().len(), 10);
+    let read_only = Case::with(|case| case.container.security.readonly_rootfs = true)
+        .build()
+        .unwrap();
+    assert_eq!(at(&read_only, "/etc/hosts").unwrap().1, ["rbind", "rprivate", "ro"]);
+    assert_eq!(at(&read_only, "/dev/shm").unwrap().1, ["rbind", "rprivate", "rw"]);
+}
+
+#[test]
+fn the_requests_mounts_replace_and_are_sorted() {
+    let config = Case::with(|case| {
+        case.container.mounts = vec![
+            mount("/a/b/c"),
+            mount("/etc/hosts/"),
+            mount("/dev/shm"),
+            mount("/a"),
+            mount("/x/../sys/fs/cgroup"),
+        ];
+        case.volumes = [("/a".to_string(), "/v/a".into()), ("/v".to_string(), "/v/v".into())].into();
+    })
+    .build()
+    .unwrap();
+    for path in ["/etc/hosts", "/dev/shm", "/a", "/a/b/c", "/sys/fs/cgroup"] {
+        assert_eq!(
+            at(&config, path),
+            Some(("/data".into(), strings(&["rbind", "rprivate", "rw"]))),
+            "{path}"
+        );
+    }
+    assert_eq!(at(&config, "/v").unwrap().0, "/v/v");
+    let paths: Vec<_> = config["mounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["destination"].as_str().unwrap())
+        .collect();
+    let depths: Vec<_> = paths.iter().map(|path| path.split('/').count()).collect();
+    assert!(depths.is_sorted(), "{paths:?}");
+
+    let dev = Case::with(|case| case.container.mounts = vec![mount("/dev")])
+        .build()
+        .unwrap();
+    assert_eq!(at(&dev, "/dev").unwrap().0, "/data");
+    assert!(at(&dev, "/dev/pts").is_none() && at(&dev, "/dev/mqueue").is_none());
+    assert_eq!(at(&dev, "/dev/shm").unwrap().0, "/s/shm");
+}
+
+#[test]
+fn options_of_a_mount() {
+    let rro = |m: &mut Mount| (m.readonly, m.recursive_read_only) = (true, true);
+    type Change = fn(&mut Mount);
+    let changes: [(Change, &[&str], &str); 5] = [
+        (|m| m.readonly = true, &["rbind", "rprivate", "ro"], "private"),
+        (rro, &["rbind", "rprivate", "rro"], "private"),
+        (
+            |m| m.propagation = Propagation::HostToContainer,
+            &["rbind", "rslave", "rw"],
+            "slave",
+        ),
+        (
+            |m| m.propagation = Propagation::Bidirectional,
+            &["rbind", "rshared", "rw"],
+            "shared",
+        ),
+        (
+            |m| m.options = strings(&["noexec", "rnosuid"]),
+            &["rbind", "rprivate", "rw", "noexec", "rnosuid"],
+            "private",
+        ),
+    ];
+    for (change, options, rootfs) in changes {
+        let case = Case::with(|case| {
+            case.container.mounts = vec![mount("/m")];
+            change(&mut case.container.mounts[0]);
+        });
+        let config = case.build().unwrap();
+        assert_eq!(at(&config, "/m").unwrap().1, options);
+        assert_eq!(config["linux"]["rootfsPropagation"], rootfs);
+    }
+    let mixed = Case::with(|case| {
+        let shared = Mount {
+            propagation: Propagation::Bidirectional,
+            ..mount("/s")
+        };
+        let slave = Mount {
+            propagation: Propagation::HostToContainer,
+            ..mount("/h")
+        };
+        case.container.mounts = vec![slave, shared, mount("/p")];
+    });
+    mixed.gives(&[("/linux/rootfsPropagation", json!("shared"))]);
+
+    let image = |m: &mut Mount| {
+        (m.image, m.readonly) = (Some(Default::default()), true);
+        m.host_path.clear();
+    };
+    type Spoil<'a> = &'a dyn Fn(&mut Mount);
+    let bad: [(&str, Spoil); 11] = [
+        ("containerPath: must be", &|m| m.container_path = "/".into()),
+        ("containerPath: /proc/self must not", &|m| {
+            m.container_path = "/proc/self".into()
+        }),
+        ("containerPath: /proc must not", &|m| {
+            m.container_path = "/x/../proc".into()
+        }),
+        ("options[0]: `bind`", &|m| m.options = strings(&["bind"])),
+        ("recursiveReadOnly: needs", &|m| m.recursive_read_only = true),
+        ("recursiveReadOnly: needs", &|m| {
+            rro(m);
+            m.propagation = Propagation::HostToContainer;
+        }),
+        ("imageSubPath: needs an image", &|m| m.image_sub_path = "x".into()),
+        ("hostPath: must be empty", &|m| {
+            image(m);
+            m.host_path = "/x".into();
+        }),
+        ("readonly: must be true", &|m| {
+            image(m);
+            m.readonly = false;
+        }),
+        ("propagation: must be Private", &|m| {
+            image(m);
+            m.propagation = Propagation::Bidirectional;
+        }),
+        ("containerPath: /proc/sys must not", &|m| {
+            m.container_path = "/proc/sys".into()
+        }),
+    ];
+    for (text, change) in bad {
+        let case = Case::with(|case| {
+            case.container.mounts = vec![mount("/m")];
+            change(&mut case.container.mounts[0]);
+        });
+        case.fails(&format!("spec.mounts[0].{text}"));
+    }
+}
+
+#[test]
+fn cgroup_v1_shows_the_containers_part_read_only() {
+    let v1 = |privileged| {
+        Case::with(|case| {
+            case.host.cgroup_v2 = false;
+            case.host.cgroup_v1 = vec!["/sys/fs/cgroup/cpu,cpuacct".into(), "/sys/fs/cgroup/memory".into()];
+            case.sandbox.security.privileged = privileged;
+            case.container.security.privileged = privileged;
+        })
+    };
+    let config = v1(false).build().unwrap();
+    let options = |access| strings(&["rbind", "rprivate", "nosuid", "noexec", "nodev", access]);
+    assert_eq!(at(&config, "/sys/fs/cgroup").unwrap().0, "tmpfs");
+    let memory = Some(("/sys/fs/cgroup/memory/pods/u-1/c".into(), options("ro")));
+    assert_eq!(at(&config, "/sys/fs/cgroup/memory"), memory);
+    assert_eq!(
+        at(&v1(true).build().unwrap(), "/sys/fs/cgroup/cpu,cpuacct").unwrap().1,
+        options("rw")
+    );
+    let types: Vec<_> = config["linux"]["namespaces"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n["type"].clone())
+        .collect();
+    assert_eq!(types, ["pid", "network", "ipc", "uts", "mount"]);
+    let mut own = v1(false);
+    own.container.mounts = vec![mount("/sys/fs/cgroup")];
+    assert!(at(&own.build().unwrap(), "/sys/fs/cgroup/memory").is_none());
+}
+
+#[test]
+fn destinations_are_compared_without_detours() {
+    for (path, want) in [("/a//b/./c/", "/a/b/c"), ("/a/../../b", "/b"), ("/", "/"), ("/..", "/")] {
+        assert_eq!(
+            super::super::mounts::clean(Path::new(path)),
+            PathBuf::from(want),
+            "{path}"
+        );
+    }
+}

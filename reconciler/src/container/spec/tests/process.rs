@@ -1,0 +1,223 @@
+//! The process, the annotations, and what is there when nothing is asked for.
+
+use serde_json::{Value, json};
+use state::container::EnvVar;
+use state::sandbox::{Profile, SeLinux};
+
+use super::*;
+
+#[test]
+fn a_plain_container() {
+    let default = json!([
+        "CAP_AUDIT_WRITE",
+        "CAP_CHOWN",
+        "CAP_DAC_OVERRIDE",
+        "CAP_FOWNER",
+        "CAP_FSETID",
+        "CAP_KILL",
+        "CAP_MKNOD",
+        "CAP_NET_BIND_SERVICE",
+        "CAP_NET_RAW",
+        "CAP_SETFCAP",
+        "CAP_SETGID",
+        "CAP_SETPCAP",
+        "CAP_SETUID",
+        "CAP_SYS_CHROOT"
+    ]);
+    Case::default().gives(&[
+        ("/ociVersion", json!("1.2.0")),
+        ("/hostname", Value::Null),
+        ("/root", json!({"path": "/run/r/rootfs", "readonly": false})),
+        ("/process/args", json!(["/bin/app"])),
+        ("/process/cwd", json!("/")),
+        ("/process/terminal", json!(false)),
+        ("/process/noNewPrivileges", json!(false)),
+        ("/process/oomScoreAdj", json!(0)),
+        ("/process/rlimits", Value::Null),
+        ("/process/apparmorProfile", Value::Null),
+        ("/process/selinuxLabel", Value::Null),
+        ("/process/capabilities/bounding", default.clone()),
+        ("/process/capabilities/permitted", default.clone()),
+        ("/process/capabilities/effective", default),
+        ("/process/capabilities/inheritable", json!([])),
+        ("/process/capabilities/ambient", json!([])),
+        (
+            "/linux/namespaces",
+            json!([
+                {"type": "pid"}, {"type": "network", "path": "/run/netns/n"}, {"type": "ipc", "path": "/run/ipc"},
+                {"type": "uts", "path": "/run/uts"}, {"type": "mount"}, {"type": "cgroup"}
+            ]),
+        ),
+        ("/linux/cgroupsPath", json!("/pods/u-1/c")),
+        ("/linux/seccomp", Value::Null),
+        ("/linux/sysctl", Value::Null),
+        ("/linux/uidMappings", Value::Null),
+        ("/linux/maskedPaths", json!([])),
+        ("/linux/readonlyPaths", json!([])),
+        ("/linux/rootfsPropagation", json!("private")),
+        ("/linux/devices", json!([])),
+        ("/linux/resources/memory", Value::Null),
+        ("/linux/resources/cpu", Value::Null),
+        ("/linux/resources/pids", Value::Null),
+        (
+            "/annotations",
+            json!({
+                "io.kubernetes.cri.container-type": "container",
+                "io.kubernetes.cri.sandbox-id": "s".repeat(64),
+                "io.kubernetes.cri.sandbox-namespace": "shop",
+                "io.kubernetes.cri.sandbox-name": "web",
+                "io.kubernetes.cri.sandbox-uid": "u-1",
+                "io.kubernetes.cri.container-name": "app",
+                "io.kubernetes.cri.image-name": "registry.test/app:1",
+            }),
+        ),
+    ]);
+}
+
+#[test]
+fn arguments() {
+    for (command, args, entrypoint, cmd, want) in [
+        (&["c"][..], &["a"][..], &["e"][..], &["m"][..], &["c", "a"][..]),
+        (&["c"], &[], &["e"], &["m"], &["c"]),
+        (&[], &["a"], &["e"], &["m"], &["e", "a"]),
+        (&[], &[], &["e"], &["m"], &["e", "m"]),
+        (&[], &[], &[""], &["m"], &["m"]),
+        (&[], &["a"], &[], &["m"], &["a"]),
+    ] {
+        let case = Case::with(|case| {
+            (case.container.command, case.container.args) = (strings(command), strings(args));
+            (case.image.entrypoint, case.image.cmd) = (strings(entrypoint), strings(cmd));
+        });
+        case.gives(&[("/process/args", json!(want))]);
+    }
+    Case::with(|case| case.image.cmd.clear()).fails("spec.command: no command");
+    Case::with(|case| case.container.args = strings(&["a\0b"])).fails("spec.command: contains a NUL");
+}
+
+#[test]
+fn environment_cwd_and_user() {
+    let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    Case::default().gives(&[("/process/env", json!([path, "HOSTNAME=web", "HOME=/"]))]);
+    let env = |name: &str, value: &str| EnvVar {
+        name: name.into(),
+        value: value.into(),
+    };
+    Case::with(|case| {
+        case.sandbox.hostname.clear();
+        case.container.tty = true;
+        case.image.env = strings(&["PATH=/bin", "A=image", "B=image"]);
+        case.container.env = vec![env("B", "own"), env("C", "x=y"), env("C", "")];
+        case.user = ResolvedUser {
+            uid: 7,
+            gid: 8,
+            groups: vec![8, 9],
+            home: "/home/u".into(),
+        };
+        case.image.working_dir = "/srv".into();
+    })
+    .gives(&[
+        (
+            "/process/env",
+            json!([
+                "PATH=/bin",
+                "TERM=xterm",
+                "HOSTNAME=node",
+                "A=image",
+                "B=own",
+                "C=",
+                "HOME=/home/u"
+            ]),
+        ),
+        ("/process/terminal", json!(true)),
+        ("/process/user", json!({"uid": 7, "gid": 8, "additionalGids": [8, 9]})),
+        ("/process/cwd", json!("/srv")),
+    ]);
+    Case::with(|case| {
+        case.image.working_dir = "/srv".into();
+        case.container.working_dir = "/own".into();
+        case.container.env = vec![env("HOME", "/h")];
+    })
+    .gives(&[
+        ("/process/cwd", json!("/own")),
+        ("/process/env", json!([path, "HOSTNAME=web", "HOME=/h"])),
+    ]);
+    Case::with(|case| case.container.working_dir = "own".into()).fails("spec.workingDir: must be an absolute path");
+    Case::with(|case| case.container.env = vec![env("A=", "")]).fails("spec.env[0].name: ");
+    Case::with(|case| case.container.security.run_as_group = Some(1)).fails("spec.security.runAsGroup: needs");
+    Case::with(|case| case.container.resources.oom_score_adj = 1001).fails("spec.resources.oomScoreAdj: ");
+    Case::with(|case| {
+        case.container.resources.oom_score_adj = -998;
+        case.container.security.no_new_privs = true;
+        case.container.security.readonly_rootfs = true;
+        case.container.security.masked_paths = strings(&["/proc/kcore"]);
+        case.container.security.readonly_paths = strings(&["/proc/sys"]);
+    })
+    .gives(&[
+        ("/process/oomScoreAdj", json!(-998)),
+        ("/process/noNewPrivileges", json!(true)),
+        ("/root/readonly", json!(true)),
+        ("/linux/maskedPaths", json!(["/proc/kcore"])),
+        ("/linux/readonlyPaths", json!(["/proc/sys"])),
+    ]);
+}
+
+#[test]
+fn security_modules() {
+    let localhost = |name: &str| Some(Profile::Localhost { reference: name.into() });
+    let default = Some(Profile::RuntimeDefault);
+    let loaded = Some(strings(&["reconcile-default", "mine"]));
+    // loaded, wish, privileged: profile or the error's text
+    for (host, wish, privileged, want) in [
+        (&None, None, false, Ok(Value::Null)),
+        (&None, Some(Profile::Unconfined), false, Ok(Value::Null)),
+        (&None, default.clone(), false, Err("AppArmor is off")),
+        (&None, localhost("mine"), false, Err("AppArmor is off")),
+        (&loaded, None, false, Ok(json!("reconcile-default"))),
+        (&loaded, default.clone(), false, Ok(json!("reconcile-default"))),
+        (&loaded, None, true, Ok(Value::Null)),
+        (&loaded, default.clone(), true, Ok(Value::Null)),
+        (&loaded, localhost("mine"), true, Ok(json!("mine"))),
+        (&loaded, localhost("other"), false, Err("`other` is not loaded")),
+        (&loaded, Some(Profile::Unconfined), false, Ok(Value::Null)),
+        (&Some(Vec::new()), None, false, Ok(Value::Null)),
+        (
+            &Some(Vec::new()),
+            default.clone(),
+            false,
+            Err("reconcile-default is not loaded"),
+        ),
+    ] {
+        let case = Case::with(|case| {
+            case.host.apparmor = host.clone();
+            case.container.security.apparmor = wish;
+            (case.container.security.privileged, case.sandbox.security.privileged) = (privileged, privileged);
+        });
+        match want {
+            Ok(profile) => case.gives(&[("/process/apparmorProfile", profile)]),
+            Err(text) => case.fails(text),
+        }
+    }
+    let selinux = |level: &str| {
+        Some(SeLinux {
+            level: level.into(),
+            ..Default::default()
+        })
+    };
+    let case = |on: bool, privileged: bool, level: &str| {
+        Case::with(|case| {
+            case.host.selinux = on;
+            case.container.security.selinux = selinux(level);
+            (case.container.security.privileged, case.sandbox.security.privileged) = (privileged, privileged);
+        })
+    };
+    let label = json!("system_u:system_r:container_t:s0:c1,c2");
+    case(true, false, "s0:c1,c2").gives(&[("/process/selinuxLabel", label.clone())]);
+    case(true, true, "s0:c1,c2").gives(&[("/process/selinuxLabel", Value::Null)]);
+    case(false, false, "s0:c1,c2").gives(&[("/process/selinuxLabel", Value::Null)]);
+    case(false, false, "high").fails("spec.security.selinux.level: `high`");
+    let inherited = Case::with(|case| {
+        case.host.selinux = true;
+        case.sandbox.security.selinux = selinux("s0:c1,c2");
+    });
+    inherited.gives(&[("/process/selinuxLabel", label)]);
+}

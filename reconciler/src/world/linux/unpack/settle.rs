@@ -1,0 +1,233 @@
+//! What a layer takes from those below it: files it links to, metadata of directories it does not list.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::sys::stat::{
+    FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fchmod, fchmodat, fstat, futimens, mknodat, utimensat,
+};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, LinkatFlags, Uid, fchown, fchownat, linkat, symlinkat};
+
+use super::super::content::{Error, Result};
+use super::super::{mounts, xattr};
+use super::tar::printable;
+use super::tree::Tree;
+use super::whiteout::{is_whiteout, make_opaque, make_whiteout};
+use super::{confined, kind_of, look, may_set, split, timespec, tolerate};
+
+impl Tree {
+    /// Finishes the tree with the trees of the layers below, top first, each of them settled.
+    pub fn settle(&mut self, lower: &[PathBuf]) -> Result<()> {
+        if !(self.borrowed.is_empty() && self.implicit.is_empty() && !self.opaque) {
+            let below = if lower.is_empty() {
+                None
+            } else {
+                Some(mounts::detached(lower)?)
+            };
+            let mut copied = BTreeMap::new();
+            for (path, target) in std::mem::take(&mut self.borrowed) {
+                self.borrow(below.as_ref(), &path, &target, &mut copied)?;
+            }
+            if let Some(below) = &below
+                && self.opaque
+            {
+                self.hide_all(below)?;
+            }
+            self.adopt_metadata(below.as_ref())?;
+        }
+        self.set_times()
+    }
+
+    /// Copies a file up, then links to the copy, as a container would have done. `copied` says where the copy of each
+    /// target is; so a target is copied once, however many links there are.
+    fn borrow(
+        &mut self,
+        below: Option<&OwnedFd>,
+        path: &[u8],
+        target: &[u8],
+        copied: &mut BTreeMap<Vec<u8>, Vec<u8>>,
+    ) -> Result<()> {
+        let (shown, aim) = (printable(path), printable(target));
+        let absent = || {
+            Error::invalid(
+                &shown,
+                format!("is a hard link to {aim}, which neither this layer nor one below has"),
+            )
+        };
+        let below = below.ok_or_else(absent)?.as_fd();
+        let (target_dir, target_name) = split(target);
+        let (from, real) = match confined(below, target_dir, OFlag::O_PATH | OFlag::O_DIRECTORY, false) {
+            Ok(fd) => (fd, true),
+            // Behind a link: making its directory here would hide that link.
+            Err(Errno::ELOOP) => {
+                let fd = confined(below, target_dir, OFlag::O_PATH | OFlag::O_DIRECTORY, true);
+                (fd.map_err(|_| absent())?, false)
+            }
+            Err(Errno::ENOENT | Errno::ENOTDIR) => return Err(absent()),
+            Err(e) => return Err(Error::io("look for", &aim)(e)),
+        };
+        let stat = look(from.as_fd(), target_name)
+            .map_err(Error::io("stat", &aim))?
+            .ok_or_else(absent)?;
+        if kind_of(&stat) == SFlag::S_IFDIR {
+            return Err(Error::invalid(&shown, format!("is a hard link to the directory {aim}")));
+        }
+        if is_whiteout(&stat) {
+            return Err(absent());
+        }
+        let (dir, name) = split(path);
+        let to = self.parent(dir, &shown)?;
+        if look(to.as_fd(), name).map_err(Error::io("stat", &shown))?.is_some() {
+            return Ok(()); // replaced since, by another way to the same directory
+        }
+        if !copied.contains_key(target) {
+            // Something else of that name here came after the link: it is not what the link meant.
+            let beside = if real {
+                Some(self.parent(target_dir, &aim)?)
+            } else {
+                None
+            };
+            let vacant = match &beside {
+                Some(beside) => look(beside.as_fd(), target_name)
+                    .map_err(Error::io("stat", &aim))?
+                    .is_none(),
+                None => false,
+            };
+            let (place, copy_dir, copy_name) = match beside {
+                Some(beside) if vacant => (target, beside, target_name),
+                _ => (path, to.clone(), name),
+            };
+            copy_up(from.as_fd(), target_name, &stat, copy_dir.as_fd(), copy_name)
+                .map_err(Error::io("copy up", &aim))?;
+            copied.insert(target.to_vec(), place.to_vec());
+        }
+        match copied.get(target) {
+            Some(copy) if copy != path => {
+                let (copy_dir, copy_name) = split(copy);
+                let from = self.parent(copy_dir, &shown)?;
+                let (copy_name, name) = (OsStr::from_bytes(copy_name), OsStr::from_bytes(name));
+                linkat(&*from, copy_name, &*to, name, LinkatFlags::empty()).map_err(Error::io("link", &shown))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Overlay merges roots whatever their marks, so an opaque root hides each name below on its own.
+    fn hide_all(&mut self, below: &OwnedFd) -> Result<()> {
+        let failed = || Error::io::<Errno>("hide the layers below at", "the root of the layer");
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let mut dir = confined(below.as_fd(), b".", flags, false)
+            .and_then(nix::dir::Dir::from_fd)
+            .map_err(failed())?;
+        for entry in dir.iter() {
+            let entry = entry.map_err(failed())?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let root = self.root.as_fd();
+            match look(root, name).map_err(failed())? {
+                None => make_whiteout(root, name).map_err(failed())?,
+                Some(stat) if kind_of(&stat) == SFlag::S_IFDIR => {
+                    let made = confined(root, name, OFlag::O_PATH | OFlag::O_DIRECTORY, false);
+                    made.and_then(|d| make_opaque(d.as_fd())).map_err(failed())?;
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory that the layer uses but does not list keeps the metadata that it has below.
+    fn adopt_metadata(&mut self, below: Option<&OwnedFd>) -> Result<()> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        for path in std::mem::take(&mut self.implicit) {
+            let shown = printable(&path);
+            let failed = Error::io::<Errno>("set the metadata of", &shown);
+            let here = match confined(self.root.as_fd(), &path, flags, false) {
+                Ok(fd) => fd,
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
+                Err(e) => return Err(failed(e)),
+            };
+            let there = below.and_then(|b| confined(b.as_fd(), &path, OFlag::O_PATH | OFlag::O_DIRECTORY, false).ok());
+            let mut time = (0, 0);
+            if let Some(there) = there {
+                time = like(here.as_fd(), there.as_fd()).map_err(failed)?;
+            }
+            self.times.insert(path, time);
+        }
+        Ok(())
+    }
+
+    fn set_times(&mut self) -> Result<()> {
+        for (path, time) in std::mem::take(&mut self.times) {
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+            let fd = match confined(self.root.as_fd(), &path, flags, true) {
+                Ok(fd) => fd,
+                // Replaced since.
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
+                Err(e) => return Err(Error::io("open", printable(&path))(e)),
+            };
+            let time = timespec(time);
+            futimens(&fd, &time, &time).map_err(Error::io("set the times of", printable(&path)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives `here` owner, mode and attributes of `there`; answers its modification time.
+fn like(here: BorrowedFd<'_>, there: BorrowedFd<'_>) -> nix::Result<(i64, u32)> {
+    let stat = fstat(there)?;
+    fchown(here, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
+    fchmod(here, Mode::from_bits_truncate(stat.st_mode & 0o7777))?;
+    for (key, value) in xattr::all(there)? {
+        if may_set(key.as_bytes()) {
+            tolerate(xattr::set(here, &key, &value))?;
+        }
+    }
+    Ok((stat.st_mtime, stat.st_mtime_nsec as u32))
+}
+
+/// Copies one non-directory of the layers below with all its metadata.
+fn copy_up(from: BorrowedFd<'_>, name: &[u8], stat: &FileStat, to: BorrowedFd<'_>, new: &[u8]) -> io::Result<()> {
+    let (name, new_os) = (OsStr::from_bytes(name), OsStr::from_bytes(new));
+    let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
+    let owner = (Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)));
+    match kind_of(stat) {
+        SFlag::S_IFREG => {
+            let flags = OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            let source = openat(from, name, flags | OFlag::O_RDONLY | OFlag::O_NONBLOCK, Mode::empty())?;
+            let create = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
+            let mut copy = File::from(openat(to, new_os, create, Mode::S_IRUSR | Mode::S_IWUSR)?);
+            let mut source = File::from(source);
+            io::copy(&mut source, &mut copy)?;
+            like(copy.as_fd(), source.as_fd())?;
+            futimens(&copy, &time, &time)?;
+        }
+        SFlag::S_IFLNK => {
+            symlinkat(&*readlinkat(from, name)?, to, new_os)?;
+            fchownat(to, new_os, owner.0, owner.1, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+            utimensat(to, new_os, &time, &time, UtimensatFlags::NoFollowSymlink)?;
+        }
+        kind => {
+            mknodat(to, new_os, kind, Mode::empty(), stat.st_rdev)?;
+            fchownat(to, new_os, owner.0, owner.1, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+            fchmodat(
+                to,
+                new_os,
+                Mode::from_bits_truncate(stat.st_mode & 0o7777),
+                FchmodatFlags::FollowSymlink,
+            )?;
+            utimensat(to, new_os, &time, &time, UtimensatFlags::NoFollowSymlink)?;
+        }
+    }
+    Ok(())
+}
