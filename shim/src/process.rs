@@ -220,16 +220,6 @@ impl Proc {
             }
             return false;
         }
-<<<<<<< HEAD
-        self.is_over(now) && self.finish(dir, scratch)
-    }
-
-    fn is_over(&mut self, now: u64) -> bool {
-        if now < self.look_at {
-            return false;
-        }
-        let is_empty = self.kill() && self.is_dead;
-=======
         self.is_over(dir, now) && self.finish(dir, scratch)
     }
 
@@ -238,7 +228,6 @@ impl Proc {
             return false;
         }
         let is_empty = self.kill() && self.is_dead && !is_being_made(dir, self.id());
->>>>>>> shim
         if !is_empty && now < self.empty_until {
             self.look_at = now + self.look_pause;
             self.look_pause = (self.look_pause * 2).min(100_000_000);
@@ -287,16 +276,10 @@ impl Proc {
         }
     }
 
-<<<<<<< HEAD
-    fn remove_files(&self, dir: &Path) {
-        init::forget(dir, self.id());
-        let _ = fs::remove_file(mark_file(dir, self.id()));
-=======
     pub fn remove_files(&self, dir: &Path) {
         init::forget(dir, self.id());
         let _ = fs::remove_file(mark_file(dir, self.id()));
         let _ = fs::remove_file(making_file(dir, self.id()));
->>>>>>> shim
         if let Some(run) = &self.task.run {
             let fifos = Path::new(&run.fifo_dir);
             for name in ["stdin", "stdout", "stderr"] {
@@ -340,8 +323,6 @@ pub fn mark_file(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.mark"))
 }
 
-<<<<<<< HEAD
-=======
 fn making_file(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.making"))
 }
@@ -365,7 +346,6 @@ fn is_being_made(dir: &Path, id: &str) -> bool {
     file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
 }
 
->>>>>>> shim
 /// The few fields of config.json that the shim itself needs; reading all of it would leave its heap grown.
 #[derive(Deserialize)]
 pub struct Needs {

@@ -364,8 +364,6 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
             .count(),
         0
     );
-<<<<<<< HEAD
-=======
     let score = |who: &str| fs::read_to_string(format!("/proc/{who}/oom_score_adj")).unwrap();
     // Without CAP_SYS_RESOURCE (bit 24) it stays as it was.
     let own = fs::read_to_string("/proc/self/status").unwrap();
@@ -381,7 +379,6 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
         score("self")
     };
     assert_eq!(score(&pause.pid.to_string()), expected);
->>>>>>> shim
     let script = "echo root: $(ls -a /proc/1/root/ 2>/dev/null); cat /proc/1/comm; (sleep 0.01 &) ; \
                   touch /proc/1/root/x || echo read-only; exec sleep 1000";
     let mut a = pod.container("a", &["sh", "-c", script]);
