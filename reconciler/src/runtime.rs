@@ -154,7 +154,7 @@ pub async fn plan(cx: &Arc<Context>) -> Result<Vec<Planned>> {
 }
 
 /// What a single run did and left.
-#[derive(Clone, Debug, Default, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     pub done: Vec<Planned>,
     /// Could not be done now, but may be later.

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-/// One hierarchy's directory of a process.
+/// Where hierarchies are mounted: v2's first, then v1's freezer, then the others.
 fn hierarchies() -> io::Result<Vec<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let mut points = Vec::new();
@@ -18,10 +18,16 @@ fn hierarchies() -> io::Result<Vec<PathBuf>> {
             && left.nth(3) == Some("/")
             && let Some(point) = left.next()
         {
-            points.push(PathBuf::from(point));
+            let rank = if right.starts_with("cgroup2 ") {
+                0
+            } else {
+                2 - u8::from(right.ends_with("freezer"))
+            };
+            points.push((rank, PathBuf::from(point)));
         }
     }
-    Ok(points)
+    points.sort();
+    Ok(points.into_iter().map(|(_, point)| point).collect())
 }
 
 /// Where `path` (as in `linux.cgroupsPath`) is, in every mounted hierarchy, whether it exists or not.

@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use shim::Code;
@@ -165,9 +165,16 @@ async fn an_exec_dies_with_its_connection_and_with_its_container() {
         tokio::task::yield_now().await;
     }
     wait(|| sessions(&pod).is_empty().then_some(()));
-    let exec = pod.exec("c", "echo begun; sleep 1000", LONG);
+    let exec = pod.exec("c", "touch /tmp/begun; sleep 1000", LONG);
+    let root = container
+        .config
+        .pointer("/root/path")
+        .unwrap()
+        .as_str()
+        .unwrap();
+    let begun = Path::new(root).join("tmp/begun");
     let end = async {
-        while running(&pod).is_empty() {
+        while !begun.exists() {
             tokio::task::yield_now().await;
         }
         pod.client.delete("c").await.unwrap();

@@ -42,6 +42,8 @@ pub(crate) struct Disk {
     marked: Instant,
     /// Keys of unreadable records: they stay as they are.
     kept: HashSet<String>,
+    /// A failed database could not be closed: it keeps its lock.
+    stuck: bool,
 }
 
 /// What opening found.
@@ -61,12 +63,31 @@ struct Database {
     file: File,
 }
 
+impl Database {
+    /// Closes it, which flushes; false if that does not end. sled may then wait for ever for a write that has failed.
+    fn close(mut self) -> bool {
+        self.closed()
+    }
+
+    fn closed(&mut self) -> bool {
+        let Some(sled) = self.sled.take() else { return true };
+        let (send, receive) = std::sync::mpsc::channel();
+        let close = move || {
+            // Damage may be met here too.
+            if let Err(problem) = guarded(|| drop(sled)) {
+                tracing::warn!(problem, "closing the store's database");
+            }
+            let _ = send.send(());
+        };
+        let closing = std::thread::Builder::new().name("store-close".into()).spawn(close);
+        closing.is_ok() && receive.recv_timeout(Duration::from_secs(10)).is_ok()
+    }
+}
+
 impl Drop for Database {
     fn drop(&mut self) {
-        // Closing flushes, which may meet damage too.
-        let sled = self.sled.take();
-        if let Err(problem) = guarded(|| drop(sled)) {
-            tracing::warn!(problem, "closing the store's database");
+        if !self.closed() {
+            tracing::error!("the store's database does not close");
         }
     }
 }
@@ -93,6 +114,7 @@ impl Disk {
             ballast: Ballast::new(root),
             marked: Instant::now(),
             kept: HashSet::new(),
+            stuck: false,
         };
         let found = match disk.load() {
             Ok(Some(records)) => Found::Records(records),
@@ -166,22 +188,19 @@ impl Disk {
 
     /// sled cannot even be opened on a full disk: then the ballast goes.
     fn open_with_ballast(&self) -> Result<Database, Trouble> {
-        match open_sled(&self.path()) {
-            Err(Trouble::Stop(Error::Full { .. }) | Trouble::Damaged(_))
-                if !self.ballast.room() && self.ballast.drop() =>
-            {
-                open_sled(&self.path())
-            }
-            other => other,
-        }
-        .map_err(|trouble| match trouble {
+        let space = self.ballast.yield_to(0);
+        open_sled(&self.path()).map_err(|trouble| match trouble {
             // On a full disk sled's complaint says nothing about what is stored.
-            Trouble::Damaged(problem) if !self.ballast.room() => Trouble::Stop(Error::Full {
-                path: self.path().display().to_string(),
-                problem,
-            }),
+            Trouble::Damaged(problem) if !space => Trouble::Stop(self.full(problem)),
             trouble => trouble,
         })
+    }
+
+    fn full(&self, problem: String) -> Error {
+        Error::Full {
+            path: self.path().display().to_string(),
+            problem,
+        }
     }
 
     /// Renames the database out of the way.
@@ -216,10 +235,7 @@ impl Disk {
         if self.ballast.room() {
             return Ok(());
         }
-        Err(Error::Full {
-            path: self.path().display().to_string(),
-            problem: "only removals are taken".into(),
-        })
+        Err(self.full("only changes and removals are taken".into()))
     }
 
     /// Makes `ops` durable, all or none; `live` is the number of records afterwards. If the database has to be opened
@@ -229,6 +245,15 @@ impl Disk {
             seq: self.head.seq + 1,
             live,
         };
+        // sled does not survive a full disk, so it must not meet one: it never gives back a large value's place in its
+        // log and then waits for it for ever.
+        let bytes: usize = ops
+            .iter()
+            .map(|op| op.key.len() + op.value.as_ref().map_or(0, Vec::len) + 64)
+            .sum();
+        if !self.ballast.yield_to(2 * bytes as u64) {
+            return Err(self.full("the reserve is used up".into()));
+        }
         let mut result = match &self.open {
             Some(database) => self.write(database, ops, head),
             None => Err(self.storage("not open".into())),
@@ -246,7 +271,7 @@ impl Disk {
             Ok(()) => self.head = head,
             Err(error) => {
                 tracing::error!(%error, "the store cannot write");
-                self.open = None;
+                self.shut();
             }
         }
         result
@@ -277,11 +302,18 @@ impl Disk {
         }
     }
 
-    /// Opens the database again after a failed write, giving it the ballast; its keys and values.
+    /// Closes the database, if it lets itself be closed.
+    fn shut(&mut self) {
+        if let Some(database) = self.open.take() {
+            self.stuck |= !database.close();
+        }
+    }
+
+    /// Opens the database again after a failed write; its keys and values.
     fn reopen(&mut self) -> Result<HashMap<String, Vec<u8>>> {
-        self.open = None;
-        if self.ballast.drop() {
-            tracing::warn!("the store's reserve was given up");
+        self.shut();
+        if self.stuck {
+            return Err(self.storage("it hangs after a failed write; start the program again".into()));
         }
         let stop = |trouble| match trouble {
             Trouble::Stop(error) => error,
@@ -468,4 +500,108 @@ fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
             .or(panic.downcast_ref::<&str>().copied());
         format!("sled: {}", text.unwrap_or("panic"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::{ImageKind, ImageSpec};
+    use crate::store::{Copies, New, Put, Store};
+    use crate::{Image, Meta};
+
+    /// A root with two images, whose database is then changed by `damage`.
+    fn damaged(damage: impl FnOnce(&sled::Db, &str)) -> (tempfile::TempDir, Vec<std::sync::Arc<Image>>) {
+        let root = tempfile::tempdir().unwrap();
+        let none = Copies {
+            all: Box::new(Vec::new),
+            one: Box::new(|_, _| None),
+        };
+        let (store, _) = Store::open(root.path(), none).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let images = ["a", "b"].map(|name| {
+            let new = New::<ImageKind> {
+                meta: Meta {
+                    name: name.into(),
+                    ready_by: Some(5),
+                    ..Meta::default()
+                },
+                spec: ImageSpec::default(),
+            };
+            match runtime.block_on(store.create(new)).unwrap() {
+                Put::Created(object) | Put::Joined(object) => object,
+            }
+        });
+        drop(store);
+        let mut database = open_sled(&root.path().join("store")).ok().unwrap();
+        damage(database.sled.as_ref().unwrap(), &format!("Image/{}", images[0].uid()));
+        database.sled.as_ref().unwrap().flush().unwrap();
+        assert!(database.closed());
+        (root, images.into())
+    }
+
+    fn open(root: &Path, copy: Option<Vec<u8>>) -> Result<(Store, crate::store::Opened)> {
+        let copies = Copies {
+            all: Box::new(|| panic!("not asked for")),
+            one: Box::new(move |_, _| copy.clone()),
+        };
+        Store::open(root, copies)
+    }
+
+    type Damage = fn(&sled::Db, &str);
+    const DAMAGES: [(&str, Damage); 4] = [
+        ("emptied", |db, key| drop(db.insert(key, &b""[..]).unwrap())),
+        ("halved", |db, key| {
+            let value = db.get(key).unwrap().unwrap();
+            db.insert(key, &value[..value.len() / 2]).unwrap();
+        }),
+        ("flipped", |db, key| {
+            let mut value = db.get(key).unwrap().unwrap().to_vec();
+            value[40] ^= 1;
+            db.insert(key, value).unwrap();
+        }),
+        ("not JSON", |db, key| drop(db.insert(key, encode(key, b"{")).unwrap())),
+    ];
+
+    #[test]
+    fn a_bad_record_is_read_from_its_copy_or_quarantined() {
+        for (what, damage) in DAMAGES {
+            let (root, images) = damaged(damage);
+            let (store, opened) = open(root.path(), None).unwrap();
+            assert_eq!(opened.rebuilt, None, "{what}");
+            assert_eq!(
+                (opened.quarantined.len(), opened.quarantined[0].1.as_str()),
+                (1, images[0].uid()),
+                "{what}"
+            );
+            assert!(store.quarantined(images[0].uid()) && !store.quarantined(images[1].uid()));
+            assert_eq!(store.list::<ImageKind>().len(), 1);
+            drop(store);
+            // It stays so, until there is a copy, which counts as delivered.
+            assert_eq!(open(root.path(), Some(b"{".to_vec())).unwrap().1.quarantined.len(), 1);
+            let (store, opened) = open(root.path(), Some(images[0].to_json().unwrap())).unwrap();
+            assert!(opened.quarantined.is_empty(), "{what}");
+            assert_eq!(store.by_name::<ImageKind>("a").unwrap().meta.ready_by, None);
+            drop(store);
+            assert!(open(root.path(), None).unwrap().1.quarantined.is_empty(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_and_left_alone() {
+        let newer = |key: &str, body: &[u8]| {
+            let mut value = 7u32.to_le_bytes().to_vec();
+            value.extend(checksum(7, key, body).to_le_bytes());
+            value.extend(body);
+            value
+        };
+        let (root, _) = damaged(|db, key| drop(db.insert(key, newer(key, b"?")).unwrap()));
+        for _ in 0..2 {
+            let error = open(root.path(), None).err().unwrap();
+            assert!(
+                matches!(error, Error::NewerFormat { found: 7, known: 1, .. }),
+                "{error}"
+            );
+        }
+        assert!(!root.path().join("store.damaged-1").exists());
+    }
 }

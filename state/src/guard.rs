@@ -199,13 +199,30 @@ impl Ballast {
         }
     }
 
+    /// Are `bytes` free beside the ballast?
+    fn free(&self, bytes: u64) -> bool {
+        let free = nix::sys::statvfs::statvfs(&self.root).map(|v| v.blocks_free() * v.fragment_size());
+        // What cannot be measured shows when it is written.
+        free.map_or(true, |free| free >= bytes)
+    }
+
     /// Is there room for new records? Also allocates the ballast where it is missing.
     pub fn room(&self) -> bool {
-        let free = nix::sys::statvfs::statvfs(&self.root).map(|v| v.blocks_free() as u64 * v.fragment_size() as u64);
-        if free.is_ok_and(|free| free < ROOM) {
-            return false;
+        if self.path.exists() {
+            return self.free(ROOM);
         }
-        self.path.exists() || self.allocate().is_ok()
+        self.free(ROOM + BALLAST as u64) && self.allocate().is_ok()
+    }
+
+    /// Sees to it that `bytes` can be written, giving up the ballast if need be.
+    pub fn yield_to(&self, bytes: u64) -> bool {
+        if self.free(ROOM + bytes) {
+            return true;
+        }
+        if std::fs::remove_file(&self.path).is_ok() {
+            tracing::warn!("the disk is full: the store's reserve was given up");
+        }
+        self.free(ROOM / 2 + bytes)
     }
 
     fn allocate(&self) -> std::io::Result<()> {
@@ -223,10 +240,5 @@ impl Ballast {
         allocated().inspect_err(|_| {
             let _ = std::fs::remove_file(&temporary);
         })
-    }
-
-    /// Gives its space to the database. Was there any?
-    pub fn drop(&self) -> bool {
-        std::fs::remove_file(&self.path).is_ok()
     }
 }

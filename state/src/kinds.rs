@@ -15,7 +15,7 @@ pub(crate) struct Erased {
     /// Every record, as it is written.
     pub dump: fn(&mut Tables, &mut Vec<Op>),
     /// Reads a record into the tables; its uid and age.
-    pub load: fn(&mut Tables, &[u8]) -> Result<(String, i64), String>,
+    pub load: Load,
     /// Takes a misread record out again.
     pub unload: fn(&mut Tables, &str),
     pub publish: fn(&mut Tables, &Published),
@@ -28,8 +28,11 @@ pub(crate) struct Erased {
     /// Any record that `owner` owns.
     pub owned: fn(&mut Tables, &str) -> Option<String>,
     /// Stages the deletion of what imported copies contradict.
-    pub settle: fn(&mut Writer, &dyn Fn(&Owner) -> bool, i64) -> Result<()>,
+    pub settle: Settle,
 }
+
+type Load = fn(&mut Tables, &[u8]) -> Result<(String, i64), String>;
+type Settle = fn(&mut Writer, &dyn Fn(&Owner) -> bool, i64) -> Result<()>;
 
 pub(crate) const KINDS: &[Erased] = &[
     erased::<node::NodeKind>(),

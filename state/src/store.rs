@@ -37,8 +37,11 @@ pub struct Copies {
     /// Every copy: the record's JSON as [`Object`] writes it with `apiVersion` and `kind`.
     pub all: Box<dyn Fn() -> Vec<Vec<u8>> + Send>,
     /// The copy of one record, by kind and uid.
-    pub one: Box<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send>,
+    pub one: OneCopy,
 }
+
+/// Finds the copy of one record by kind and uid.
+pub type OneCopy = Box<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send>;
 
 /// What opening found.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +91,8 @@ impl Store {
                 Ok((writer, opened, lock)) => {
                     let _ = send_opened.send(Ok((opened, writer.disk.root_id().to_owned(), writer.boot_id.clone())));
                     writer.run(&jobs);
-                    drop(lock);
+                    // By name, for a child between fork and exec still has the descriptor.
+                    let _ = lock.unlock();
                 }
                 Err(error) => drop(send_opened.send(Err(error))),
             }
@@ -192,6 +196,23 @@ impl Store {
             Ok(true)
         });
         Ok(if marked.await? { self.get(uid) } else { None })
+    }
+
+    /// Marks a record deleted if its trial ended before `now` (CLOCK_BOOTTIME, ns) and nobody was given its uid; true if
+    /// it was. One step with the check, so that it never races a delivery.
+    pub async fn withdraw<K: Kind>(&self, uid: &str, now: u64) -> Result<bool> {
+        let known = uid.to_owned();
+        self.submit(move |writer| {
+            let Some(object) = writer.ahead.of::<K>().get(&known).cloned() else {
+                return Ok(false);
+            };
+            let over = object.meta.ready_by.is_some_and(|by| by <= now) && !object.meta.deleted();
+            if over {
+                kinds::mark_deleted(writer, &object, now_ns())?;
+            }
+            Ok(over)
+        })
+        .await
     }
 
     /// Drops the finalizer and the record; its durability waits for the next batch (a record that is not marked deleted
@@ -309,7 +330,7 @@ fn check_size<S: serde::Serialize>(meta: &Meta, spec: &S) -> Result<()> {
 pub(crate) enum Holder<K: Kind> {
     Absent,
     /// An equal undelivered wish; the same record with its trial pushed out, if that changes anything.
-    Join(Arc<Object<K>>, Option<Object<K>>),
+    Join(Arc<Object<K>>, Option<Box<Object<K>>>),
     /// A changed undelivered wish: it gives way.
     Replace(Arc<Object<K>>),
 }
@@ -337,7 +358,7 @@ pub(crate) fn judge<K: Kind>(holder: Option<&Arc<Object<K>>>, new: &New<K>) -> R
     let renewed = (pushed != holder.meta.ready_by).then(|| {
         let mut meta = holder.meta.clone();
         meta.ready_by = pushed;
-        Object::new(meta, holder.spec.clone(), holder.status.clone())
+        Box::new(Object::new(meta, holder.spec.clone(), holder.status.clone()))
     });
     Ok(Holder::Join(holder.clone(), renewed))
 }
@@ -358,7 +379,7 @@ fn create<K: Kind>(writer: &mut Writer, new: New<K>) -> Result<Put<K>> {
         return Ok(Put::Joined(present));
     }
     if let Holder::Join(_, Some(renewed)) = judged {
-        return Ok(Put::Joined(writer.put(renewed)?));
+        return Ok(Put::Joined(writer.put(*renewed)?));
     }
     writer.disk.room()?;
     let mut meta = new.meta;

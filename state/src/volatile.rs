@@ -11,7 +11,7 @@ use crate::writer::{newborn, now_ns};
 pub(crate) fn create<K: Kind>(live: &Live<K>, new: New<K>, boot_id: &str) -> Result<Put<K>> {
     let mut index = live.write();
     let (object, joined) = match judge(index.holder(&new.meta), &new)? {
-        Holder::Join(present, renewed) => (renewed.map_or(present, Arc::new), true),
+        Holder::Join(present, renewed) => (renewed.map_or(present, Arc::from), true),
         judged => {
             if let Holder::Replace(old) = judged {
                 index.put(Arc::new(marked(&old)));

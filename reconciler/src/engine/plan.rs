@@ -1,11 +1,11 @@
 //! The plan: the steps that a pass would take, as values that can be printed, compared and approved.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use state::{Kind, Object};
 
 use crate::engine::stage::{Risk, Why};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     Make,
@@ -22,7 +22,7 @@ pub enum Action {
 }
 
 /// One step, with its proof and risk class.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Planned {
     pub kind: String,

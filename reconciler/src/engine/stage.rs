@@ -3,14 +3,14 @@
 use std::future::Future;
 
 use async_trait::async_trait;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use state::{Kind, Object};
 
 use crate::engine::Context;
 use crate::error::Result;
 
 /// How dangerous a step is to take without asking (the node-repair plan prints it).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Risk {
     /// No data and no live process is touched.
     A,

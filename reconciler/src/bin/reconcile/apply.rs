@@ -85,7 +85,8 @@ pub async fn settle(client: &Client, applied: &[Applied], limit: Duration) -> Re
     bail!("{}", failures.join("\n"))
 }
 
-async fn settled(client: &Client, one: &Applied, limit: Duration) -> Result<Verdict> {
+/// The verdict on one record: met, failed, or what it waited for when `limit` was over.
+pub async fn settled(client: &Client, one: &Applied, limit: Duration) -> Result<Verdict> {
     let mut last = Verdict::Waiting(String::new());
     let watch = async {
         let mut changes = client.watch(&one.kind, &one.uid).await?;

@@ -43,6 +43,24 @@ pub struct Get {
     watch: bool,
 }
 
+impl Get {
+    /// Every image.
+    pub fn images(output: Format) -> Get {
+        let target = Target {
+            kind: Kind::Image,
+            name: None,
+        };
+        Get {
+            target,
+            names: Vec::new(),
+            output,
+            namespace: None,
+            all_namespaces: false,
+            watch: false,
+        }
+    }
+}
+
 pub async fn run(global: &Global, args: &Get) -> Result<ExitCode> {
     let session = Session::open(global, if args.watch { Need::Act } else { Need::Look }).await?;
     let shown = show(&session.client, args).await;

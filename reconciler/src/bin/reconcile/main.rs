@@ -2,6 +2,7 @@
 
 mod apply;
 mod client;
+mod completion;
 mod config;
 mod containers;
 mod delete;
@@ -9,11 +10,14 @@ mod describe;
 mod documents;
 mod exec;
 mod get;
+mod images;
 mod kinds;
 mod local;
 mod logs;
+mod once;
 mod options;
 mod print;
+mod reset;
 mod run;
 mod serve;
 mod tail;
@@ -24,12 +28,16 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
+use options::Global;
+
 /// Declarative container runtime for one node.
 #[derive(Parser)]
-#[command(name = "reconcile", version, subcommand_precedence_over_arg = true)]
+#[command(name = "reconcile", version)]
 struct Cli {
     #[command(flatten)]
     flags: options::Flags,
+    #[command(flatten)]
+    once: once::Once,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -52,6 +60,14 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
+    /// Import, list and remove images
+    Images(images::Images),
+    /// Stop and remove everything of this root: pods, network, images, records
+    Reset(reset::Reset),
+    /// Print a completion script
+    Completion(completion::Completion),
+    /// Print the manual page
+    Man,
 }
 
 fn main() -> ExitCode {
@@ -73,29 +89,40 @@ fn main() -> ExitCode {
 }
 
 fn start(cli: &Cli) -> Result<ExitCode> {
+    match &cli.command {
+        Some(Command::Completion(args)) => return completion::script(args, Cli::command()),
+        Some(Command::Man) => return completion::manual(Cli::command()),
+        None if !cli.once.once => {
+            Cli::command().write_help(&mut std::io::stderr())?;
+            return Ok(ExitCode::from(2));
+        }
+        _ => {}
+    }
     let global = cli.flags.settle()?;
-    let Some(command) = &cli.command else {
-        Cli::command().write_help(&mut std::io::stderr())?;
-        return Ok(ExitCode::from(2));
-    };
-    global.log(if matches!(command, Command::Serve) {
+    global.log(if matches!(cli.command, Some(Command::Serve)) {
         "info"
     } else {
         "warn"
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
-        match command {
-            Command::Serve => serve::run(&global).await,
-            Command::Run(args) => run::run(&global, args).await,
-            Command::Apply(args) => apply::run(&global, args).await,
-            Command::Get(args) => get::run(&global, args).await,
-            Command::Describe(args) => describe::run(&global, args).await,
-            Command::Delete(args) => delete::run(&global, args).await,
-            Command::Logs(args) => logs::run(&global, args).await,
-            Command::Exec(args) => exec::run(&global, args).await,
-        }
-    })
+    runtime.block_on(command(cli, &global))
+}
+
+async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
+    match &cli.command {
+        None => once::run(global, &cli.once).await,
+        Some(Command::Serve) => serve::run(global).await,
+        Some(Command::Run(args)) => run::run(global, args).await,
+        Some(Command::Apply(args)) => apply::run(global, args).await,
+        Some(Command::Get(args)) => get::run(global, args).await,
+        Some(Command::Describe(args)) => describe::run(global, args).await,
+        Some(Command::Delete(args)) => delete::run(global, args).await,
+        Some(Command::Logs(args)) => logs::run(global, args).await,
+        Some(Command::Exec(args)) => exec::run(global, args).await,
+        Some(Command::Images(args)) => images::run(global, args).await,
+        Some(Command::Reset(args)) => reset::run(global, args).await,
+        Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
+    }
 }
 
 /// Standard output was a pipe to a program that has seen enough.

@@ -1,5 +1,6 @@
 //! Flags that every subcommand takes, and what they mean together with environment, configuration file and defaults.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -122,6 +123,7 @@ impl Global {
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
             .with_target(false)
+            .with_ansi(std::io::stderr().is_terminal())
             .init();
         Ok(())
     }
