@@ -1,9 +1,10 @@
 //! Programs of the node that tests call: run, check, show what they said.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 /// Runs a command to its end; fails with its output if it does.
 pub fn check(command: &mut Command) -> Result<Output> {
@@ -40,4 +41,20 @@ pub fn built(name: &str) -> Result<PathBuf> {
     let mut dirs = dirs.filter(|path| path.is_file());
     dirs.next()
         .with_context(|| format!("{name} is not built: run `cargo build --release` first"))
+}
+
+/// Runs `work` on a thread inside a network namespace. A socket it returns stays there, and holds the namespace.
+pub fn in_netns<T: Send + 'static>(
+    netns: impl AsRef<Path>,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T> {
+    let netns = netns.as_ref().to_owned();
+    let inside = move || -> Result<T> {
+        let file = File::open(&netns).with_context(|| netns.display().to_string())?;
+        nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).context("enter the network namespace")?;
+        Ok(work()?)
+    };
+    std::thread::spawn(inside)
+        .join()
+        .map_err(|_| anyhow!("the thread in the network namespace panicked"))?
 }

@@ -111,7 +111,7 @@ async fn host_ports_from_every_side() -> Result<()> {
     fetched((Ipv4Addr::LOCALHOST, number)).await.context("127.0.0.1")?;
     fetched((Ipv6Addr::LOCALHOST, number)).await.context("::1")?;
     let url = format!("http://{}:{number}/", host_address()?);
-    let client = shell("hairpin", &format!("wget -T 3 -qO- {url}"));
+    let client = shell("hairpin", &format!("timeout 3 wget -qO- {url}"));
     let pod = node.pod("unused");
     let hairpin = node.cri.launch(&sandbox, &pod, &client).await?;
     assert_eq!(
@@ -169,17 +169,27 @@ async fn udp_follows_the_port_to_the_next_pod() -> Result<()> {
         let mut pod = node.pod(name);
         pod.port_mappings = vec![mapping(Protocol::Udp, host_port, 9000, "")];
         let sandbox = node.cri.run_sandbox(&pod).await?;
-        let server = format!("while :; do echo {name} | nc -u -l -p 9000 -w 1; done");
-        node.cri.launch(&sandbox, &pod, &shell("udp", &server)).await?;
+        let netns = format!("/run/netns/rc-{}-{sandbox}", node.instance());
+        let server = tools::in_netns(netns, || UdpSocket::bind("0.0.0.0:9000"))?;
+        server.set_read_timeout(Some(Duration::from_millis(300)))?;
         e2e::eventually(Duration::from_secs(10), async || {
-            client.send_to(b"ping\n", target)?;
+            client.send_to(b"ping", target)?;
             let mut buffer = [0; 100];
-            let len = client.recv(&mut buffer)?;
-            let text = String::from_utf8_lossy(&buffer[..len]).into_owned();
-            ensure!(text.trim() == name, "{text:?} answered instead of {name}");
+            let (_, from) = server
+                .recv_from(&mut buffer)
+                .with_context(|| format!("nothing reached {name}"))?;
+            server.send_to(name.as_bytes(), from)?;
+            let len = client
+                .recv(&mut buffer)
+                .with_context(|| format!("no answer of {name}"))?;
+            ensure!(
+                buffer[..len] == *name.as_bytes(),
+                "another pod answered instead of {name}"
+            );
             Ok(())
         })
         .await?;
+        drop(server);
         node.cri.stop_sandbox(&sandbox).await?;
         node.cri.remove_sandbox(&sandbox).await?;
     }
@@ -232,39 +242,29 @@ async fn the_world_outside_sees_the_host() -> Result<()> {
     let ip = |args: &str| tools::check(Command::new("ip").args(args.split(' '))).map(drop);
     ip(&format!("netns add {world}"))?;
     let outcome = async {
-        ip(&format!("link add e2ew0 type veth peer name up netns {world}"))?;
+        ip(&format!("link add e2ew0 type veth peer name w0 netns {world}"))?;
         ip("address add 198.18.77.1/30 dev e2ew0")?;
         ip("link set e2ew0 up")?;
-        ip(&format!("-n {world} address add 198.18.77.2/30 dev up"))?;
-        ip(&format!("-n {world} link set up up"))?;
-        let mut server = Command::new("ip")
-            .args([
-                "netns",
-                "exec",
-                &world,
-                "/bin/busybox",
-                "nc",
-                "-lk",
-                "-p",
-                "7777",
-                "-e",
-                "/bin/busybox",
-                "env",
-            ])
-            .spawn()?;
+        ip(&format!("-n {world} address add 198.18.77.2/30 dev w0"))?;
+        ip(&format!("-n {world} link set w0 up"))?;
+        let listener = tools::in_netns(format!("/run/netns/{world}"), || {
+            std::net::TcpListener::bind("198.18.77.2:7777")
+        })?;
+        let peer = tokio::task::spawn_blocking(move || listener.accept().map(|(_, peer)| peer));
         let pod = node.pod("out");
         let sandbox = node.cri.run_sandbox(&pod).await?;
-        let script =
-            "for i in 1 2 3 4 5 6 7 8 9; do nc -w 2 198.18.77.2 7777 </dev/null && exit 0; sleep 0.2; done; exit 1";
+        let script = "for i in 1 2 3 4 5 6 7 8 9; do nc -w 2 198.18.77.2 7777 </dev/null && exit 0; done; exit 1";
         let id = node.cri.launch(&sandbox, &pod, &shell("c", script)).await?;
         let status = node.cri.exited(&id).await?;
-        server.kill()?;
-        server.wait()?;
         ensure!(
             status.exit_code == 0,
             "no way out: {:?}",
             pods::log_texts(&status.log_path)
         );
+        let peer = tokio::time::timeout(Duration::from_secs(5), peer)
+            .await
+            .context("nobody came")???;
+        ensure!(peer.ip().to_string() == "198.18.77.1", "the world outside saw {peer}");
         Ok(())
     }
     .await;
@@ -375,7 +375,8 @@ async fn cni_until_loaded_not_ready_then_add_and_del() -> Result<()> {
             .any(|condition| condition.r#type == "NetworkReady" && condition.status))
     };
     assert!(!ready().await?, "no configuration yet");
-    let config = Some(node.pod("early"));
+    let early_pod = node.pod("early");
+    let config = Some(early_pod.clone());
     let request = within(
         Duration::from_secs(2),
         RunPodSandboxRequest {
@@ -406,7 +407,11 @@ async fn cni_until_loaded_not_ready_then_add_and_del() -> Result<()> {
         Ok(())
     })
     .await?;
-    let id = node.cri.run_sandbox(&node.pod("cni")).await?;
+    let id = node
+        .cri
+        .run_sandbox(&early_pod)
+        .await
+        .context("joined by the same request")?;
     assert_eq!(node.cri.ip(&id).await?.to_string(), "192.0.2.9");
     node.cri.stop_sandbox(&id).await?;
     let calls = journal(&node);
