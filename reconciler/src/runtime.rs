@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use state::container::ContainerKind;
 use state::debt::DebtKind;
-use state::image::{ImageKind, ImageSource, ImageSpec};
+use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
 use state::node::NodeKind;
 use state::pod::PodKind;
 use state::sandbox::SandboxKind;
@@ -19,7 +19,7 @@ use crate::engine::controller::{self, Controlled};
 use crate::engine::pass::{self, Mode, Staged};
 use crate::engine::plan::Planned;
 use crate::engine::trigger::{Queues, Receivers};
-use crate::engine::{Context, restore, sweep};
+use crate::engine::{Context, restore, staged, sweep};
 use crate::error::{Class, Error, Result};
 use crate::image::builtin;
 use crate::world::linux::network;
@@ -104,6 +104,12 @@ impl Runtime {
         self.cx.world.network.sync_node().await?;
         self.prepare().await?;
         let Runtime { cx, receivers } = self;
+        // Half a second once in a root's life: an empty store can run its first pod as soon as it answers.
+        for image in cx.store.list::<ImageKind>() {
+            if image.spec.source == ImageSource::BuiltIn && image.status.phase != ImagePhase::Ready {
+                staged::pass(&cx, &image).await?;
+            }
+        }
         let mut tasks = JoinSet::new();
         let q = &cx.queues;
         tasks.spawn(controller::run(cx.clone(), q.nodes.clone(), receivers.nodes));
