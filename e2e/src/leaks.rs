@@ -109,8 +109,15 @@ impl Census {
         Ok(census)
     }
 
+    /// Adds one thing. The second of a name (two mounts on one point) is a thing of its own.
     fn add(&mut self, kind: &'static str, what: String) {
-        self.found.entry(kind).or_default().insert(what);
+        let found = self.found.entry(kind).or_default();
+        let mut name = what.clone();
+        let mut times = 1;
+        while !found.insert(name) {
+            times += 1;
+            name = format!("{what} (for the {times}th time)");
+        }
     }
 
     /// All things of a kind: `process`, `netns`, `mount`, `cgroup`, `link`, `nft table`, `directory`, `socket`, `fifo`.

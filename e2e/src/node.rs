@@ -179,6 +179,10 @@ impl Node {
         eventually(Duration::from_secs(10), async || Ok(self.cri.version().await?))
             .await
             .context("Version")?;
+        let hello = async || self.cri.image(pods::HELLO).await?.context("not there yet");
+        eventually(Duration::from_secs(10), hello)
+            .await
+            .context("the built-in image")?;
         Ok(())
     }
 
@@ -397,8 +401,17 @@ impl Drop for Node {
         }
         if !self.finished {
             let log = self.daemon_log();
-            let tail: Vec<_> = log.lines().rev().take(60).collect();
-            eprintln!("--- last words of the daemon in {} ---", self.dir.path().display());
+            let spoke = |line: &&str| ["WARN", "ERROR", "panicked"].iter().any(|word| line.contains(word));
+            let tail: Vec<_> = log.lines().filter(spoke).rev().take(20).collect();
+            let kept = if std::env::var_os("E2E_KEEP").is_some() {
+                "kept"
+            } else {
+                "E2E_KEEP=1 keeps it"
+            };
+            eprintln!(
+                "--- what the daemon complained of; its log was {} ({kept}) ---",
+                self.path("daemon.log").display()
+            );
             tail.iter().rev().for_each(|line| eprintln!("{line}"));
         }
         let mark = Mark {
@@ -410,6 +423,7 @@ impl Drop for Node {
         }
         if std::env::var_os("E2E_KEEP").is_some() && !self.finished {
             self.dir.disable_cleanup(true);
+            self.state.disable_cleanup(true);
         }
     }
 }

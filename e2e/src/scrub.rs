@@ -32,7 +32,7 @@ pub fn scrub(mark: &Mark) -> Result<()> {
         .collect();
     points.sort_by_key(|point| std::cmp::Reverse(point.len()));
     for point in points {
-        let _ = umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        while umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_ok() {}
     }
     for pin in census.kind("netns") {
         let _ = umount2(Path::new(pin), MntFlags::MNT_DETACH);

@@ -1,5 +1,6 @@
 //! What a pod's life costs in processes executed and in syncs of the disk, counted by strace: a budget, not a time.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use anyhow::{Context, Result};
@@ -71,13 +72,18 @@ async fn three_processes_and_twelve_syncs_in_a_pods_life() -> Result<()> {
     let text = fs::read_to_string(&file)?;
     let executed = count(&text[before..], &["execve(", "execveat("]);
     let synced = count(&text[before..], &SYNCS);
+    // By pid: the shim executes itself once more, from a sealed copy, and is the same process.
+    let pids: BTreeSet<_> = executed
+        .iter()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
     println!(
         "in a pod's life: {} processes executed, {} syncs",
-        executed.len() / PODS,
+        pids.len() / PODS,
         synced.len() / PODS
     );
     assert!(
-        executed.len() <= 3 * PODS,
+        pids.len() <= 3 * PODS,
         "shim, pause, the program and no more:\n{}",
         executed.join("\n")
     );

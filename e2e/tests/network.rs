@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::client::within;
 use e2e::leaks::links;
 use e2e::node::{Node, Options};
 use e2e::pods::{self, HELLO, shell};
@@ -311,8 +312,8 @@ if [ -e DIR/fail-$CNI_COMMAND ]; then
 fi
 case $CNI_COMMAND in
 ADD)
-  ip link add fake$$ type dummy && ip link set fake$$ netns "$CNI_NETNS" name eth0 2>/dev/null ||
-    { ip link set fake$$ netns "$(basename "$CNI_NETNS")"; ip -n "$(basename "$CNI_NETNS")" link set fake$$ name eth0; }
+  ip link add fh$$ type veth peer name fc$$ && ip link set fh$$ up
+  ip link set fc$$ netns "$(basename "$CNI_NETNS")" && ip -n "$(basename "$CNI_NETNS")" link set fc$$ name eth0
   ip -n "$(basename "$CNI_NETNS")" address add 192.0.2.9/32 dev eth0
   ip -n "$(basename "$CNI_NETNS")" link set eth0 up
   echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"'"$CNI_NETNS"'"}],'
@@ -374,14 +375,24 @@ async fn cni_until_loaded_not_ready_then_add_and_del() -> Result<()> {
             .any(|condition| condition.r#type == "NetworkReady" && condition.status))
     };
     assert!(!ready().await?, "no configuration yet");
+    let config = Some(node.pod("early"));
+    let request = within(
+        Duration::from_secs(2),
+        RunPodSandboxRequest {
+            config,
+            ..Default::default()
+        },
+    );
     let early = node
         .cri
-        .run_sandbox(&node.pod("early"))
+        .runtime
+        .clone()
+        .run_pod_sandbox(request)
         .await
         .expect_err("no network yet");
     assert!(
-        early.message().contains("net.d") || early.message().to_lowercase().contains("cni"),
-        "{early:?}"
+        early.message().contains("net.d"),
+        "it says what it waits for: {early:?}"
     );
     let host = node
         .cri

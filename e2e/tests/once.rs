@@ -24,7 +24,7 @@ fn plant(node: &Node) -> Result<String> {
     ensure!(instance.len() == 8, "the root's id: {instance:?}");
     tools::check(Command::new("ip").args(["netns", "add", &format!("rc-{instance}-{uid}")]))?;
     let link = format!("rcp{instance}");
-    tools::check(Command::new("ip").args(["link", "add", &link, "type", "dummy"]))?;
+    tools::check(Command::new("ip").args(["link", "add", &link, "type", "bridge"]))?;
     let alias = format!("reconcile {instance} {uid}");
     tools::check(Command::new("ip").args(["link", "set", &link, "alias", &alias]))?;
     for base in ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {

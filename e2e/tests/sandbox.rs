@@ -99,14 +99,15 @@ async fn host_network_has_no_netns_and_no_address() -> Result<()> {
         .and_then(|all| all.options)
         .unwrap_or_default();
     assert_eq!(options.network(), NamespaceMode::Node);
+    let host = std::process::id() as i32;
     let pause = node.cri.sandbox_pid(&id).await?;
-    assert_eq!(namespace(pause, "net")?, namespace(1, "net")?);
+    assert_eq!(namespace(pause, "net")?, namespace(host, "net")?);
     assert_eq!(
         namespace(pause, "uts")?,
-        namespace(1, "uts")?,
+        namespace(host, "uts")?,
         "host network has the host's name too"
     );
-    assert_ne!(namespace(pause, "ipc")?, namespace(1, "ipc")?);
+    assert_ne!(namespace(pause, "ipc")?, namespace(host, "ipc")?);
     node.finish().await
 }
 
