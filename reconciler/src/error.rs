@@ -58,6 +58,8 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Error::Refused(_) => Class::Permanent,
+            // Whoever waits is told at once; freeing space is another wish's work.
+            Error::Io { source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => Class::Permanent,
             Error::Network(e) => match e.class() {
                 crate::world::linux::network::Class::Transient => Class::Transient,
                 crate::world::linux::network::Class::Permanent => Class::Permanent,
@@ -74,9 +76,9 @@ impl Error {
     /// One CamelCase word for a condition.
     pub fn reason(&self) -> &'static str {
         match self {
-            Error::Io { source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => "DiskFull",
+            Error::Io { source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => "NoSpace",
             Error::Io { .. } => "SystemError",
-            Error::Refused(_) => "Refused",
+            Error::Refused(_) => "Invalid",
             Error::Network(_) => "NetworkError",
             Error::Shim { .. } => "ShimError",
             Error::Image { .. } => "ImageError",

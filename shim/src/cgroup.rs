@@ -66,16 +66,6 @@ pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
     Ok(made)
 }
 
-/// As [`enter`], in one hierarchy only: enough to be found and killed, and a tenth of the cost on cgroup v1.
-pub fn enter_one(path: &str) -> io::Result<()> {
-    let dir = dirs(path)?
-        .into_iter()
-        .next()
-        .ok_or_else(|| io::Error::other("no cgroup hierarchy is mounted"))?;
-    fs::create_dir_all(&dir)?;
-    join(&dir)
-}
-
 /// Moves this process into one directory.
 pub fn join(dir: &Path) -> io::Result<()> {
     // A v1 cpuset starts without CPUs and takes no process until it has some.

@@ -16,7 +16,7 @@ use oci_spec::runtime::{
 };
 
 use crate::r#become::{Become, message};
-use crate::{cgroup, sys};
+use crate::sys;
 use shim::record::{self, Start};
 
 /// Largest config.json and filter taken, bytes.
@@ -98,14 +98,6 @@ impl Plan {
 
     fn steps(self, channel: RawFd) -> Result<(), String> {
         self.in_time()?;
-        // First of all: should the shim be killed now, its successor finds whatever comes of this in the cgroup.
-        let path = self
-            .spec
-            .linux()
-            .as_ref()
-            .and_then(|linux| linux.cgroups_path().clone());
-        cgroup::enter_one(&path.unwrap_or_default().to_string_lossy())
-            .map_err(|error| format!("linux.cgroupsPath: {error}"))?;
         let process = self
             .spec
             .process()
@@ -291,7 +283,7 @@ pub fn oom_score(score: i32) {
     let file = OpenOptions::new()
         .write(true)
         .open("/proc/self/oom_score_adj");
-    if let Err(error) = file.and_then(|mut file| write!(file, "{score}")) {
+    if let Err(error) = file.and_then(|mut file| file.write_all(score.to_string().as_bytes())) {
         crate::note!("oom_score_adj {score}: {error}; left as it is");
     }
 }

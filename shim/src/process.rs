@@ -220,14 +220,14 @@ impl Proc {
             }
             return false;
         }
-        self.is_over(now) && self.finish(dir, scratch)
+        self.is_over(dir, now) && self.finish(dir, scratch)
     }
 
-    fn is_over(&mut self, now: u64) -> bool {
+    fn is_over(&mut self, dir: &Path, now: u64) -> bool {
         if now < self.look_at {
             return false;
         }
-        let is_empty = self.kill() && self.is_dead;
+        let is_empty = self.kill() && self.is_dead && !is_being_made(dir, self.id());
         if !is_empty && now < self.empty_until {
             self.look_at = now + self.look_pause;
             self.look_pause = (self.look_pause * 2).min(100_000_000);
@@ -276,9 +276,10 @@ impl Proc {
         }
     }
 
-    fn remove_files(&self, dir: &Path) {
+    pub fn remove_files(&self, dir: &Path) {
         init::forget(dir, self.id());
         let _ = fs::remove_file(mark_file(dir, self.id()));
+        let _ = fs::remove_file(making_file(dir, self.id()));
         if let Some(run) = &self.task.run {
             let fifos = Path::new(&run.fifo_dir);
             for name in ["stdin", "stdout", "stderr"] {
@@ -320,6 +321,29 @@ pub fn task_file(dir: &Path, id: &str) -> PathBuf {
 
 pub fn mark_file(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.mark"))
+}
+
+fn making_file(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.making"))
+}
+
+/// In a maker: locks a file until it and all that it forks have ended or become a program. Should the shim be killed,
+/// its successor so knows that a process half made may yet enter the cgroup.
+pub fn hold_making(dir: &Path, id: &str) -> io::Result<()> {
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(making_file(dir, id))?;
+    file.lock()?;
+    // Closed by exit or execve.
+    std::mem::forget(file);
+    Ok(())
+}
+
+fn is_being_made(dir: &Path, id: &str) -> bool {
+    let file = fs::File::open(making_file(dir, id));
+    file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
 }
 
 /// The few fields of config.json that the shim itself needs; reading all of it would leave its heap grown.

@@ -125,8 +125,7 @@ impl Service {
                 self.scratch.release();
             }
             for event in &events[..count.max(0) as usize] {
-                let (what, bits) = (event.u64, event.events);
-                self.handle(what, bits);
+                self.handle(event.u64);
             }
             self.pump();
             self.tick();
@@ -174,7 +173,7 @@ impl Service {
         })
     }
 
-    fn handle(&mut self, what: u64, events: u32) {
+    fn handle(&mut self, what: u64) {
         let key = (what >> 8) as u32;
         let at = |of: Of| what as u8 == of as u8;
         if at(Of::Listener) {
@@ -191,7 +190,7 @@ impl Service {
                 proc.ready.fill(true);
             }
         } else if at(Of::Pidfd) {
-            self.adopted_ended(key, events);
+            self.adopted_ended(key);
         } else if at(Of::ExecChannel) {
             self.exec_channel(key);
         } else if at(Of::ExecOutput)
@@ -522,6 +521,7 @@ impl Service {
             cgroups: made,
             ..task
         };
+        process::save(&self.dir, &task).map_err(internal)?;
         self.start(caller, task, &[], move |channel| {
             pause::run(&request, &channel)
         })
@@ -562,9 +562,6 @@ impl Service {
         let broken = |error: String| self.not_started(&request.record, error);
         let needs = Needs::read(&bundle).map_err(broken)?;
         let cgroups = needs.cgroups().map_err(broken)?;
-        let stdio = process::make_stdio(&request, needs.owner())
-            .map_err(|error| broken(format!("fifo_dir {}: {error}", request.fifo_dir)))?;
-        drop(needs);
         let task = Task {
             id: id.clone(),
             record: request.record.clone(),
@@ -572,6 +569,18 @@ impl Service {
             run: Some(request.clone()),
             ..Task::default()
         };
+        // Before anything of it exists: a successor must know what to remove.
+        process::save(&self.dir, &task).map_err(internal)?;
+        let stdio = match process::make_stdio(&request, needs.owner()) {
+            Ok(stdio) => stdio,
+            Err(error) => {
+                let refusal = broken(format!("fifo_dir {}: {error}", request.fifo_dir));
+                let _ = std::fs::remove_file(process::task_file(&self.dir, &task.id));
+                Proc::new(0, task).remove_files(&self.dir);
+                return Err(refusal);
+            }
+        };
+        drop(needs);
         let (dir, theirs) = (self.dir.clone(), stdio.theirs);
         let log = (!request.log_path.is_empty()).then(|| {
             Log::open(
@@ -671,14 +680,16 @@ impl Service {
         maker: impl FnOnce(OwnedFd),
     ) -> Result<u32, Refusal> {
         let shim = std::process::id();
-        process::save(&self.dir, &task).map_err(internal)?;
         let (ours, theirs) = sys::channel().map_err(internal)?;
-        let key = self.key();
+        let (key, dir, id) = (self.key(), self.dir.clone(), task.id.clone());
         self.watch(ours.as_raw_fd(), Of::Channel, key, libc::EPOLLIN)
             .map_err(internal)?;
         if sys::fork().map_err(internal)? == 0 {
             die_with(shim);
             sys::keep_only(&[keep, &[theirs.as_raw_fd()]].concat());
+            if let Err(error) = process::hold_making(&dir, &id) {
+                crate::r#become::fail(theirs.as_raw_fd(), &format!("{}: {error}", dir.display()));
+            }
             maker(theirs);
             sys::exit(1);
         }
@@ -820,7 +831,7 @@ impl Service {
     }
 
     /// A process taken over ended: it is no child, so the kernel is asked in other ways.
-    fn adopted_ended(&mut self, key: u32, events: u32) {
+    fn adopted_ended(&mut self, key: u32) {
         let dir = self.dir.clone();
         let Some(proc) = self
             .procs
@@ -833,8 +844,10 @@ impl Service {
         match crate::adopt::exit_status(proc.pid, proc.started.start_ticks, pidfd) {
             Some(_) | None if proc.phase == Phase::Stopping => proc.is_dead = true,
             Some(status) => proc.ended(&dir, End::from_wait(status, false, sys::now())),
-            // Reaped, and the kernel does not tell.
-            None if events & libc::EPOLLHUP as u32 != 0 => proc.ended(&dir, End::lost(sys::now())),
+            // Reaped, and the kernel (before 6.15) does not tell.
+            None if sys::start_ticks(proc.pid) != Some(proc.started.start_ticks) => {
+                proc.ended(&dir, End::lost(sys::now()))
+            }
             None => {}
         }
     }

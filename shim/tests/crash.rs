@@ -49,7 +49,8 @@ async fn a_start_cut_off_anywhere_is_finished_or_undone() {
             .unwrap_or_default()
             .end;
         failed += u32::from(end.as_ref().is_some_and(|end| end.code == 128));
-        assert!(end.is_some() || n < 2, "{id}: no end");
+        // Killed before it had even read the request, it has nothing to tell.
+        assert!(end.is_some() || record.start.is_none(), "{id}: no end");
         assert_eq!(pod.cgroups(&id), Vec::<PathBuf>::new(), "{id}");
         assert!(!Path::new(&container.request.fifo_dir).exists(), "{id}");
         let left = fs::read_dir(&pod.dir).unwrap().filter(|entry| {

@@ -364,6 +364,21 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
             .count(),
         0
     );
+    let score = |who: &str| fs::read_to_string(format!("/proc/{who}/oom_score_adj")).unwrap();
+    // Without CAP_SYS_RESOURCE (bit 24) it stays as it was.
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let caps = own
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .unwrap()
+        .trim();
+    let can_lower = u64::from_str_radix(caps, 16).unwrap() & 1 << 24 != 0;
+    let expected = if can_lower {
+        "-998\n".to_owned()
+    } else {
+        score("self")
+    };
+    assert_eq!(score(&pause.pid.to_string()), expected);
     let script = "echo root: $(ls -a /proc/1/root/ 2>/dev/null); cat /proc/1/comm; (sleep 0.01 &) ; \
                   touch /proc/1/root/x || echo read-only; exec sleep 1000";
     let mut a = pod.container("a", &["sh", "-c", script]);

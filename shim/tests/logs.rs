@@ -28,6 +28,17 @@ fn assert_counted(log: &str, last: usize) {
     assert_eq!(expected, last + 1);
 }
 
+/// Before Linux 6.15 it is luck whether anybody sees how a process ended that is no child.
+fn assert_code(container: &support::Container, code: i32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut parts = release
+        .split(['.', '-'])
+        .map_while(|part| part.parse::<u32>().ok());
+    let is_told = (parts.next(), parts.next()) >= (Some(6), Some(15));
+    let end = container.ended();
+    assert!(end.code == code || (!is_told && end.code == 255), "{end:?}");
+}
+
 #[tokio::test]
 async fn much_output_is_all_there() {
     let pod = Pod::new().await;
@@ -52,7 +63,7 @@ async fn a_killed_shim_loses_no_line_and_no_exit_code() {
     }
     let state = pod.client.state().await.unwrap();
     assert!(state.processes.iter().all(|process| process.adopted));
-    assert_eq!(container.ended().code, 9);
+    assert_code(&container, 9);
     assert_counted(&container.log(), 60_000);
     pod.end().await;
 }
@@ -70,8 +81,8 @@ async fn a_takeover_keeps_stop_deadline_pause_and_dead() {
         .await;
     pod.replace_shim().await;
     assert!(is_alive(pause.pid) && is_alive(stubborn.started().pid));
-    assert_eq!(stubborn.ended().code, 137);
-    assert_eq!(quick.ended().code, 5);
+    assert_code(&stubborn, 137);
+    assert_code(&quick, 5);
     // Its first process ends while no shim lives: the status is lost, and said so.
     let lost = pod.container("lost", &["/hello", "sleep", "1000"]);
     let pid = pod.run(&lost).await.unwrap().pid;

@@ -91,7 +91,8 @@ impl Store {
                 Ok((writer, opened, lock)) => {
                     let _ = send_opened.send(Ok((opened, writer.disk.root_id().to_owned(), writer.boot_id.clone())));
                     writer.run(&jobs);
-                    drop(lock);
+                    // By name, for a child between fork and exec still has the descriptor.
+                    let _ = lock.unlock();
                 }
                 Err(error) => drop(send_opened.send(Err(error))),
             }
@@ -195,6 +196,23 @@ impl Store {
             Ok(true)
         });
         Ok(if marked.await? { self.get(uid) } else { None })
+    }
+
+    /// Marks a record deleted if its trial ended before `now` (CLOCK_BOOTTIME, ns) and nobody was given its uid; true if
+    /// it was. One step with the check, so that it never races a delivery.
+    pub async fn withdraw<K: Kind>(&self, uid: &str, now: u64) -> Result<bool> {
+        let known = uid.to_owned();
+        self.submit(move |writer| {
+            let Some(object) = writer.ahead.of::<K>().get(&known).cloned() else {
+                return Ok(false);
+            };
+            let over = object.meta.ready_by.is_some_and(|by| by <= now) && !object.meta.deleted();
+            if over {
+                kinds::mark_deleted(writer, &object, now_ns())?;
+            }
+            Ok(over)
+        })
+        .await
     }
 
     /// Drops the finalizer and the record; its durability waits for the next batch (a record that is not marked deleted

@@ -121,7 +121,7 @@ async fn reconcile<K: Controlled>(
     if newest.meta.paused() && !newest.meta.deleted() {
         return Ok(Action::await_change());
     }
-    let span = tracing::info_span!("reconcile", kind = K::KIND, name = newest.meta.name, uid = short(&uid));
+    let span = tracing::info_span!(parent: None, "reconcile", kind = K::KIND, name = newest.meta.name, uid = short(&uid));
     let work = tokio::spawn(K::pass(cx.clone(), newest).instrument(span));
     let result = work.await.unwrap_or_else(|source| Err(Error::Task { op: "pass", source }));
     match result {

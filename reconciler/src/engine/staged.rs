@@ -26,8 +26,9 @@ pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Resu
     if let Some(by) = object.meta.ready_by.filter(|_| !settled) {
         let left = by.saturating_sub(cx.world.clock.boottime_ns());
         if left == 0 {
-            tracing::info!("withdrawn: nobody waited for it and it did not become ready in time");
-            cx.store.delete::<K>(object.uid()).await?;
+            if cx.store.withdraw::<K>(object.uid(), cx.world.clock.boottime_ns()).await? {
+                tracing::info!("withdrawn: nobody waited for it and it did not become ready in time");
+            }
             return Ok(Next::Await);
         }
         if error.as_ref().is_none_or(|e| e.class() == Class::Permanent) {

@@ -227,6 +227,12 @@ impl Pod {
 impl Drop for Pod {
     /// A failed test leaves nothing behind.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "shim.log:\n{}",
+                fs::read_to_string(self.dir.join(shim::LOG)).unwrap_or_default()
+            );
+        }
         // SAFETY: no pointers; the shim that this pod started, if the test did not end it.
         unsafe { libc::kill(self.shim as i32, libc::SIGKILL) };
         for _ in 0..100 {
