@@ -143,11 +143,13 @@ async fn superseded(cx: &Context, object: &Container, sandbox: &PodSandbox) {
     tokio::select! { _ = own => {}, _ = above => {} }
 }
 
-/// Only a container that is itself asked to stop gets its grace; with its sandbox it is killed at once.
+/// A declared pod's container always gets its grace. One of the CRI's only if it is itself asked to stop: with its
+/// sandbox it is killed at once.
 fn grace(object: &Container, sandbox: &PodSandbox) -> i64 {
     let own = object.spec.goal == ContainerGoal::Stopped && !object.meta.deleted();
     let pod = sandbox.spec.goal == state::sandbox::SandboxGoal::Ready && !sandbox.meta.deleted();
-    if own && pod { object.spec.grace_seconds.max(0) } else { 0 }
+    let declared = sandbox.meta.owner.is_some();
+    if declared || (own && pod) { object.spec.grace_seconds.max(0) } else { 0 }
 }
 
 async fn stop(cx: &Context, sandbox: &PodSandbox, object: &Container, client: &Client) -> Result<()> {
