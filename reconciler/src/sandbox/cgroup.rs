@@ -53,6 +53,8 @@ impl Stage<SandboxKind> for Cgroup {
         let path = path(cx, object, object.uid());
         cx.world.cgroups.kill(&path)?;
         cx.world.cgroups.remove(&path)?;
+        cx.world.cgroups.remove_if_empty(&cx.world.paths.default_cgroup());
+        cx.world.cgroups.remove_if_empty(cx.world.shims.cgroup());
         Ok(Undone::Done)
     }
 }

@@ -62,7 +62,9 @@ impl Cgroups {
             self.delegate(path)?;
         }
         for dir in self.dirs(path) {
-            fs::create_dir_all(&dir).map_err(Error::io("make cgroup", &dir))?;
+            // A sandbox that goes may take the common parent away between two steps of this: once more then.
+            let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
+            made.map_err(Error::io("make cgroup", &dir))?;
         }
         if !self.v2 {
             self.inherit_cpuset(path)?;
@@ -140,6 +142,14 @@ impl Cgroups {
             remove_tree(&dir)?;
         }
         Ok(())
+    }
+
+    /// Removes a cgroup of ours that groups others, where nothing is in it any more.
+    pub fn remove_if_empty(&self, path: &str) {
+        for dir in self.dirs(path) {
+            // Busy or absent are both fine: whoever uses it removes it later.
+            let _ = fs::remove_dir(&dir);
+        }
     }
 
     /// Children of `parent` in any hierarchy.
