@@ -14,7 +14,7 @@ use crate::container::spec::HostFacts;
 use crate::error::{Error, Result};
 
 /// How often disk usage of the image store is counted while somebody runs the daemon.
-const SAMPLE: Duration = Duration::from_secs(10);
+const SAMPLE: Duration = Duration::from_secs(60);
 
 /// Makes the one Node record if there is none.
 pub async fn ensure(cx: &Context) -> Result<()> {
@@ -61,7 +61,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         user_namespaces: false,
     };
     let same = NodeStatus { image_sampled: old.image_sampled, ..status.clone() } == *old;
-    if !same || now - old.image_sampled > 60_000_000_000 {
+    if !same || now - old.image_sampled > 50_000_000_000 {
         cx.store.set_status::<NodeKind>(object.uid(), status);
     }
     Ok(Next::Again(SAMPLE))
