@@ -214,14 +214,13 @@ fn pod(record: &Value, wide: bool, _: &HashMap<String, String>) -> Vec<String> {
     let containers = list(&status["containers"]);
     let mains = || containers.iter().filter(|c| c["init"] == false);
     let restarts: i64 = containers.iter().filter_map(|c| c["restarts"].as_i64()).sum();
-    let failing = || {
-        containers
-            .iter()
-            .map(|c| text(&c["reason"]))
-            .find(|r| !matches!(*r, "" | "Completed"))
-    };
+    // Why the last attempt of one ended, not what one that is being made waits for.
+    let ended = containers.iter().filter(|c| c["exitCode"].is_i64());
+    let mut failing = ended
+        .map(|c| text(&c["reason"]))
+        .filter(|r| !matches!(*r, "" | "Completed"));
     let shown = match phase(record).as_str() {
-        "Pending" => failing().unwrap_or("Pending").to_owned(),
+        "Pending" => failing.next().unwrap_or("Pending").to_owned(),
         phase => phase.to_owned(),
     };
     let ready = format!(
@@ -348,7 +347,7 @@ mod tests {
             "status": {"phase": "Running", "ip": "10.0.0.2", "containers": [
                 {"name": "setup", "init": true, "running": false, "restarts": 1, "reason": "Completed"},
                 {"name": "a", "init": false, "running": true, "restarts": 2, "reason": ""},
-                {"name": "b", "init": false, "running": false, "restarts": 0, "reason": "Error"},
+                {"name": "b", "init": false, "running": false, "restarts": 0, "reason": "Error", "exitCode": 1},
             ]},
         });
         let row = pod(&record, false, &HashMap::new());
