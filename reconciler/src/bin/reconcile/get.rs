@@ -134,6 +134,9 @@ async fn follow(client: &Client, args: &Get, names: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// The cells of a record; wide or not; with the pods' names by sandbox.
+type Row = fn(&Value, bool, &HashMap<String, String>) -> Vec<String>;
+
 async fn table(client: &Client, kind: Kind, records: &[Value], args: &Get) -> Result<Table> {
     let wide = args.output == Format::Wide;
     let other = |r: &Value| !matches!(text(&r["metadata"]["namespace"]), "" | "default");
@@ -144,7 +147,7 @@ async fn table(client: &Client, kind: Kind, records: &[Value], args: &Get) -> Re
     } else {
         HashMap::new()
     };
-    let (header, row): (&[&str], fn(&Value, bool, &HashMap<String, String>) -> Vec<String>) = match kind {
+    let (header, row): (&[&str], Row) = match kind {
         Kind::Pod if wide => (&["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "MESSAGE"], pod),
         Kind::Pod => (&["NAME", "READY", "STATUS", "RESTARTS", "AGE"], pod),
         Kind::Sandbox if wide => (&["SANDBOX ID", "POD", "STATE", "ATTEMPT", "AGE", "IP", "PID"], sandbox),
