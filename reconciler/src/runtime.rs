@@ -250,8 +250,12 @@ async fn round<K: Staged + Controlled>(cx: &Arc<Context>, mode: Mode) -> Report 
                 (Vec::new(), passed.error)
             }
             (Ok(passed), Mode::Act) => {
-                let result = crate::engine::staged::pass(cx, object).await;
-                (passed.plan, result.err())
+                match crate::engine::staged::pass(cx, object).await {
+                    Ok(_) => (passed.plan, None),
+                    Err(e @ Error::Pending(_)) => (passed.plan, Some(e)),
+                    // What failed was not done; another round now would only fail again.
+                    Err(e) => (Vec::new(), Some(e)),
+                }
             }
         }
     }));

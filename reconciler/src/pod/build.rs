@@ -1,10 +1,9 @@
 //! The records of a pod's children, from its spec.
 
 use state::container::{ContainerGoal, ContainerImage, ContainerSpec, Mount, Resources};
-use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
+use state::image::{ImageKind, ImagePhase};
 use state::pod::PodContainer;
 use state::sandbox::{NamespaceMode, Namespaces, PodRef, PortMapping, SandboxKind, SandboxSpec};
-use state::store::New;
 use state::{Kind, Meta, Owner, Pod, PodSandbox};
 
 use super::volumes;
@@ -64,15 +63,15 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
     (meta, spec)
 }
 
-/// The image's id, once it is here; its record is made if there is none.
+/// The image's id, once it is here.
 async fn image(cx: &Context, text: &str) -> Result<String> {
     let reference = state::reference::Reference::parse(text, "image")?;
     let name = reference.to_string();
+    // A record with `ImageSource::Registry` once registries can be asked; until then an import makes it, which is a
+    // trigger of this pod.
     let Some(image) = cx.store.by_name::<ImageKind>(&name) else {
-        let meta = Meta { name: name.clone(), ..Meta::default() };
-        let spec = ImageSpec { source: ImageSource::Registry, ..ImageSpec::default() };
-        cx.store.create::<ImageKind>(New { meta, spec }).await?;
-        return Err(Error::Pending(format!("image {name} is being fetched")));
+        let how = "pulling is not implemented yet, so import it: docker save IMAGE | reconcile images import -";
+        return Err(Error::Refused(format!("image {name} is not here; {how}")));
     };
     match image.status.phase {
         ImagePhase::Ready => Ok(image.status.id.clone()),

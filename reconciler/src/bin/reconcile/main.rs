@@ -101,8 +101,8 @@ fn start(cli: &Cli) -> Result<ExitCode> {
     let global = cli.flags.settle()?;
     // Elsewhere the command itself says what went wrong with an object, once.
     global.log(match cli.command {
-        Some(Command::Serve) => "info",
-        _ => "warn,reconciler::engine=error",
+        Some(Command::Serve) => "info,netlink_proto=error",
+        _ => "warn,reconciler::engine=error,netlink_proto=error",
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(command(cli, &global))

@@ -141,6 +141,10 @@ impl Cgroups {
         for dir in self.dirs(path) {
             remove_tree(&dir)?;
         }
+        if !self.v2 {
+            // libcontainer makes its cgroup in a hybrid node's unified hierarchy as well.
+            remove_tree(&Path::new(MOUNT).join("unified").join(path.trim_start_matches('/')))?;
+        }
         Ok(())
     }
 
