@@ -52,6 +52,8 @@ pub struct Node {
     state: TempDir,
     options: Options,
     daemon: Option<Child>,
+    /// Where the daemon says what it is doing (sd_notify(3)).
+    notify: Option<UnixDatagram>,
     /// Kept once known: `reset` takes the file away, and the census comes after.
     instance: OnceLock<String>,
     finished: bool,
@@ -86,6 +88,7 @@ impl Node {
             state,
             options,
             daemon: None,
+            notify: None,
             instance: OnceLock::new(),
             finished: false,
             cri,
@@ -172,6 +175,7 @@ impl Node {
         };
         let outcome = tokio::time::timeout(Duration::from_secs(20), waited).await;
         self.daemon = Some(daemon);
+        self.notify = Some(ready);
         match outcome {
             Ok(outcome) => outcome?,
             Err(_) => bail!("the daemon did not say READY=1 within 20 s"),

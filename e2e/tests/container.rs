@@ -74,7 +74,7 @@ async fn exit_codes_and_reasons() -> Result<()> {
         ("exit 0", 0, "Completed"),
         ("exit 7", 7, "Error"),
         ("exit 255", 255, "Error"),
-        ("sh -c 'kill -SEGV $$'", 139, "Error"),
+        ("sh -c 'kill -SEGV $$'; exit $?", 139, "Error"),
     ]
     .into_iter()
     .enumerate()

@@ -8,13 +8,13 @@ use e2e::pods::{self, shell};
 use e2e::v1::*;
 use tonic::Code;
 
-/// A node with one running busybox container.
+/// A node with one running busybox container, whose shell reaps what is left to it as process 1.
 async fn running(change: impl Fn(&mut ContainerConfig)) -> Result<(Node, String)> {
     let node = Node::start().await?;
     node.busybox().await?;
     let pod = pods::host_network(node.pod("exec"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let mut config = shell("c", "sleep 100000");
+    let mut config = shell("c", "while :; do sleep 100000; done");
     change(&mut config);
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
     Ok((node, id))

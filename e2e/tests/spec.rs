@@ -192,12 +192,12 @@ async fn mounts_masks_and_a_read_only_root() -> Result<()> {
         config.mounts = vec![mount(&rw, "/rw", false), mount(&ro, "/ro", true)];
         let security = security(config);
         security.readonly_rootfs = true;
-        security.masked_paths = vec!["/proc/kcore".into(), "/sys/firmware".into()];
+        security.masked_paths = vec!["/proc/interrupts".into(), "/sys/firmware".into()];
         security.readonly_paths = vec!["/proc/sys".into()];
     };
     let script = "echo x > /rw/written && echo rw-ok; echo x > /ro/written || echo ro-refused; cat /ro/kept; \
                   echo x > /root-written || echo root-refused; ls /sys/firmware | wc -l; \
-                  echo 1 > /proc/sys/kernel/panic || echo sys-refused; wc -c < /proc/kcore; \
+                  echo 1 > /proc/sys/kernel/panic || echo sys-refused; wc -c < /proc/interrupts; \
                   echo x > /dev/null && echo null-ok";
     let (lines, _) = run(&node, "mounts", script, mounts).await?;
     let texts: Vec<_> = lines
@@ -235,27 +235,47 @@ async fn an_images_symlinks_lead_nowhere_outside() -> Result<()> {
     let outside = node.path("outside");
     fs::create_dir_all(&outside)?;
     let mut image = e2e::images::Image::busybox(pods::BUSYBOX)?;
-    let trap = e2e::images::Layer::new(e2e::images::Compression::Plain)
+    let mut trap = e2e::images::Layer::new(e2e::images::Compression::Plain)
         .symlink("trap", &outside.display().to_string())
+        .symlink("dangling", &node.path("nowhere").display().to_string())
         .symlink("etc/group", "/proc/1/environ");
+    // Inside the image the link's target is there too: that is where it leads.
+    let inside: Vec<_> = outside.ancestors().filter(|dir| dir.parent().is_some()).collect();
+    for dir in inside.iter().rev() {
+        trap = trap.dir(dir.display().to_string().trim_start_matches('/'), 0o755);
+    }
     image.layers.push(trap);
     node.import(image.oci()).await?;
     let shared = node.path("shared");
     fs::create_dir_all(&shared)?;
-    let (_, _) = run(&node, "trap", "echo inside > /trap/deep/here; pwd", |config| {
+    let mount = |inside: &str| Mount {
+        host_path: shared.display().to_string(),
+        container_path: inside.into(),
+        ..Default::default()
+    };
+    let (_, code) = run(&node, "trap", "echo inside > /trap/deep/here", |config| {
         config.working_dir = "/trap/cwd".into();
-        config.mounts = vec![Mount {
-            host_path: shared.display().to_string(),
-            container_path: "/trap/deep".into(),
-            ..Default::default()
-        }];
+        config.mounts = vec![mount("/trap/deep")];
     })
     .await?;
+    assert_eq!(code, 0);
+    assert_eq!(fs::read_to_string(shared.join("here"))?, "inside\n");
+    let dangling = run(&node, "dangling", "true", |config| {
+        config.working_dir = "/dangling/cwd".into();
+        config.mounts = vec![mount("/dangling/deep")];
+    });
+    println!(
+        "a mount below a dangling link: {:?}",
+        dangling.await.map(|(_, code)| code)
+    );
     assert_eq!(
         fs::read_dir(&outside)?.count(),
         0,
         "made on the host through a symlink of the image"
     );
-    assert_eq!(fs::read_to_string(shared.join("here"))?, "inside\n");
+    assert!(
+        !node.path("nowhere").exists(),
+        "made on the host through a dangling symlink of the image"
+    );
     node.finish().await
 }
