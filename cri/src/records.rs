@@ -250,7 +250,9 @@ async fn shorten_pod(services: &Services, pod: &Pod, grace: i64) -> Result<()> {
         return Ok(());
     }
     let sandboxes = services.store.owned::<SandboxKind>(&pod.meta.uid);
-    let containers = sandboxes.iter().flat_map(|s| services.store.owned::<ContainerKind>(&s.meta.uid));
+    let containers = sandboxes
+        .iter()
+        .flat_map(|s| services.store.owned::<ContainerKind>(&s.meta.uid));
     for container in containers.filter(|c| !c.meta.deleted()) {
         let change = move |_: &mut Meta, spec: &mut ContainerSpec| {
             spec.grace_seconds = grace.max(0);

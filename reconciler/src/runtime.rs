@@ -59,19 +59,30 @@ impl Runtime {
         let root = options.root.clone();
         crate::world::paths::make_dir(&root)?;
         let opened = tokio::task::spawn_blocking(move || Store::open(&root, restore::copies(&root))).await;
-        let (store, opened) = opened.map_err(|source| Error::Task { op: "open store", source })??;
+        let (store, opened) = opened.map_err(|source| Error::Task {
+            op: "open store",
+            source,
+        })??;
         if let Some(why) = &opened.rebuilt {
             tracing::warn!("the database was set aside and rebuilt from the copies beside the objects: {why}");
         }
         let instance: String = store.root_id().chars().take(8).collect();
-        let paths = Arc::new(Paths { root: options.root, state: options.state, instance: instance.clone() });
+        let paths = Arc::new(Paths {
+            root: options.root,
+            state: options.state,
+            instance: instance.clone(),
+        });
         let network = network::Config {
             mode: options.network,
             cni_conf_dir: options.cni_conf_dir,
             cni_bin_dirs: options.cni_bin_dirs,
             ..network::Config::new(instance, &paths.root)
         };
-        let world = World::open(Settings { paths, shim: options.shim, network })?;
+        let world = World::open(Settings {
+            paths,
+            shim: options.shim,
+            network,
+        })?;
         let (queues, receivers) = Queues::new();
         let cx = Arc::new(Context::new(store, opened, world, queues));
         Ok(Runtime { cx, receivers })
@@ -207,7 +218,8 @@ pub async fn once(cx: &Arc<Context>) -> Result<Report> {
         }
         for debt in cx.store.list::<DebtKind>() {
             if let Err(e) = crate::debt::pass(cx, &debt).await {
-                all.human.push(format!("owed network teardown of {}: {e}", debt.spec.object));
+                all.human
+                    .push(format!("owed network teardown of {}: {e}", debt.spec.object));
             }
         }
         let quiet = all.done.is_empty();
@@ -224,7 +236,9 @@ pub async fn once(cx: &Arc<Context>) -> Result<Report> {
         }
     }
     for (kind, uid, why) in &cx.opened.quarantined {
-        report.human.push(format!("{kind} {uid}: its record cannot be read: {why}"));
+        report
+            .human
+            .push(format!("{kind} {uid}: its record cannot be read: {why}"));
     }
     let trash = cx.clone();
     let emptied = tokio::task::spawn_blocking(move || trash.world.trash.empty()).await;
@@ -264,7 +278,9 @@ async fn round<K: Staged + Controlled>(cx: &Arc<Context>, mode: Mode) -> Report 
         report.done.extend(plan);
         match error {
             None | Some(Error::Pending(_)) => {}
-            Some(e) if e.class() == Class::Transient => report.failed.push(format!("{} {}: {e}", K::KIND, object.meta.name)),
+            Some(e) if e.class() == Class::Transient => {
+                report.failed.push(format!("{} {}: {e}", K::KIND, object.meta.name))
+            }
             Some(e) => report.human.push(format!("{} {}: {e}", K::KIND, object.meta.name)),
         }
     }
@@ -287,8 +303,15 @@ async fn builtin_image(cx: &Arc<Context>) -> Result<()> {
     if cx.store.by_name::<ImageKind>(builtin::REFERENCE).is_some() {
         return Ok(());
     }
-    let meta = Meta { name: builtin::REFERENCE.to_owned(), ..Meta::default() };
-    let spec = ImageSpec { source: ImageSource::BuiltIn, pinned: true, ..ImageSpec::default() };
+    let meta = Meta {
+        name: builtin::REFERENCE.to_owned(),
+        ..Meta::default()
+    };
+    let spec = ImageSpec {
+        source: ImageSource::BuiltIn,
+        pinned: true,
+        ..ImageSpec::default()
+    };
     match cx.store.create::<ImageKind>(New { meta, spec }).await {
         Ok(_) | Err(state::Error::AlreadyExists { .. }) => Ok(()),
         Err(e) => Err(e.into()),
@@ -300,11 +323,19 @@ async fn watch_runs(cx: Arc<Context>) {
     let mut runs = cx.world.runs.forward();
     while let Some(dir) = runs.recv().await {
         let Some(dir) = dir else {
-            cx.store.list::<ContainerKind>().iter().for_each(|c| cx.queues.containers.look(c.uid(), "run record"));
-            cx.store.list::<SandboxKind>().iter().for_each(|s| cx.queues.sandboxes.look(s.uid(), "run record"));
+            cx.store
+                .list::<ContainerKind>()
+                .iter()
+                .for_each(|c| cx.queues.containers.look(c.uid(), "run record"));
+            cx.store
+                .list::<SandboxKind>()
+                .iter()
+                .for_each(|s| cx.queues.sandboxes.look(s.uid(), "run record"));
             continue;
         };
-        let Some(uid) = dir.file_name().and_then(|name| name.to_str()) else { continue };
+        let Some(uid) = dir.file_name().and_then(|name| name.to_str()) else {
+            continue;
+        };
         let container = dir.parent().is_some_and(|parent| parent.ends_with("containers"));
         if container {
             cx.queues.containers.look(uid, "run record");
@@ -323,7 +354,12 @@ async fn watch_shims(cx: Arc<Context>) {
 
 /// Links of ours that went, and another CNI configuration: look at who stands on them.
 async fn watch_network(cx: Arc<Context>) {
-    let all = || cx.store.list::<SandboxKind>().iter().for_each(|s| cx.queues.sandboxes.look(s.uid(), "network"));
+    let all = || {
+        cx.store
+            .list::<SandboxKind>()
+            .iter()
+            .for_each(|s| cx.queues.sandboxes.look(s.uid(), "network"))
+    };
     let mut configured = cx.world.network.changes();
     let mut drift = match cx.world.network.drift() {
         Ok(drift) => Some(drift),

@@ -20,16 +20,35 @@ fn shim() -> PathBuf {
     // target/release/deps/world_contract-… -> target/release/reconcile-shim
     let own = std::env::current_exe().unwrap();
     let shim = own.parent().unwrap().parent().unwrap().join("reconcile-shim");
-    assert!(shim.exists(), "{} is missing: run `cargo build --release` first", shim.display());
+    assert!(
+        shim.exists(),
+        "{} is missing: run `cargo build --release` first",
+        shim.display()
+    );
     shim
 }
 
 fn node(instance: &str) -> Node {
-    let dir = tempfile::Builder::new().prefix("rc-world-").tempdir_in("/var/tmp").unwrap();
+    let dir = tempfile::Builder::new()
+        .prefix("rc-world-")
+        .tempdir_in("/var/tmp")
+        .unwrap();
     let (root, state) = (dir.path().join("root"), dir.path().join("state"));
-    let paths = Arc::new(Paths { root: root.clone(), state, instance: instance.to_owned() });
-    let network = Config { mode: Mode::Builtin, ..Config::new(instance, root) };
-    let world = World::open(Settings { paths, shim: shim(), network }).unwrap();
+    let paths = Arc::new(Paths {
+        root: root.clone(),
+        state,
+        instance: instance.to_owned(),
+    });
+    let network = Config {
+        mode: Mode::Builtin,
+        ..Config::new(instance, root)
+    };
+    let world = World::open(Settings {
+        paths,
+        shim: shim(),
+        network,
+    })
+    .unwrap();
     Node { _dir: dir, world }
 }
 
@@ -56,7 +75,12 @@ async fn cgroups_are_made_once_and_removed_once() {
     cgroups.remove(&path).unwrap();
     cgroups.remove(&path).unwrap();
     cgroups.remove_if_empty(&node.world.paths.default_cgroup());
-    assert!(cgroups.dirs(&node.world.paths.default_cgroup()).iter().all(|dir| !dir.exists()));
+    assert!(
+        cgroups
+            .dirs(&node.world.paths.default_cgroup())
+            .iter()
+            .all(|dir| !dir.exists())
+    );
 }
 
 #[tokio::test]
@@ -74,10 +98,16 @@ async fn namespaces_are_pinned_once_listed_and_unpinned() {
         ..Pins::default()
     };
     let make = pins.clone();
-    tokio::task::spawn_blocking(move || netns::ensure(&make)).await.unwrap().unwrap();
+    tokio::task::spawn_blocking(move || netns::ensure(&make))
+        .await
+        .unwrap()
+        .unwrap();
     let first = net_inode(&net);
     assert_ne!(first, net_inode(Path::new("/proc/self/ns/net")), "it is not the host's");
-    tokio::task::spawn_blocking(move || netns::ensure(&pins)).await.unwrap().unwrap();
+    tokio::task::spawn_blocking(move || netns::ensure(&pins))
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(net_inode(&net), first, "a whole set is left as it is");
     assert!(matches!(netns::observe(&net).unwrap(), Pin::Ns { inode } if inode == first));
     assert_eq!(netns::list(&paths.instance).unwrap(), [uid(2)]);
@@ -95,9 +125,20 @@ async fn a_network_is_attached_observed_and_taken_back() {
     let paths = &node.world.paths;
     let (pin, dir) = (paths.netns(&uid(3)), paths.pod(&uid(3)));
     std::fs::create_dir_all(&dir).unwrap();
-    let pins = Pins { net: Some(pin.clone()), ..Pins::default() };
-    tokio::task::spawn_blocking(move || netns::ensure(&pins)).await.unwrap().unwrap();
-    let want = Want { uid: uid(3), netns: pin.clone(), dir: dir.clone(), ..Want::default() };
+    let pins = Pins {
+        net: Some(pin.clone()),
+        ..Pins::default()
+    };
+    tokio::task::spawn_blocking(move || netns::ensure(&pins))
+        .await
+        .unwrap()
+        .unwrap();
+    let want = Want {
+        uid: uid(3),
+        netns: pin.clone(),
+        dir: dir.clone(),
+        ..Want::default()
+    };
     let network = &node.world.network;
     assert_eq!(network.observe(&want).await.unwrap(), State::Absent);
     let first = network.ensure(&want).await.unwrap();
@@ -129,11 +170,18 @@ async fn a_root_file_system_is_mounted_once_and_unmounted() {
     assert!(files::is_mount_point(&target).unwrap());
     assert_eq!(std::fs::read_to_string(target.join("file")).unwrap(), "below");
     std::fs::write(target.join("file"), "above").unwrap();
-    assert_eq!(std::fs::read_to_string(lower.join("file")).unwrap(), "below", "the layer is not written");
+    assert_eq!(
+        std::fs::read_to_string(lower.join("file")).unwrap(),
+        "below",
+        "the layer is not written"
+    );
     files::unmount(&target).unwrap();
     files::unmount(&target).unwrap();
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!table.contains(root.to_str().unwrap()), "nothing of it is mounted any more");
+    assert!(
+        !table.contains(root.to_str().unwrap()),
+        "nothing of it is mounted any more"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,7 +194,10 @@ async fn a_shim_is_started_once_found_and_ended() {
     let again = shims.ensure("ns", "pod", &uid(5)).await.unwrap().state().await.unwrap();
     assert_eq!(first.pid, again.pid, "one shim a pod");
     let line = std::fs::read_to_string(format!("/proc/{}/cmdline", first.pid)).unwrap();
-    assert!(line.contains("ns") && line.contains("pod") && line.contains(&uid(5)), "pstree tells whose it is: {line}");
+    assert!(
+        line.contains("ns") && line.contains("pod") && line.contains(&uid(5)),
+        "pstree tells whose it is: {line}"
+    );
     shims.remove(&uid(5)).await.unwrap();
     shims.remove(&uid(5)).await.unwrap();
     assert!(shims.find(&uid(5)).await.is_none());

@@ -28,11 +28,18 @@ pub struct Why {
 
 impl Why {
     pub fn new(reason: &'static str, message: impl Into<String>) -> Why {
-        Why { reason, message: message.into(), risk: Risk::A }
+        Why {
+            reason,
+            message: message.into(),
+            risk: Risk::A,
+        }
     }
 
     pub fn risky(reason: &'static str, message: impl Into<String>) -> Why {
-        Why { risk: Risk::B, ..Why::new(reason, message) }
+        Why {
+            risk: Risk::B,
+            ..Why::new(reason, message)
+        }
     }
 }
 
@@ -112,7 +119,11 @@ impl<K: Kind, S: Stage<K>> AnyStage<K> for Listed<S> {
         let have = S::observe(cx, object).await?;
         let step = S::diff(object, &have);
         let present = S::present(&have);
-        Ok(Looked { step, present, report: Box::new(move |status| S::report(&have, status)) })
+        Ok(Looked {
+            step,
+            present,
+            report: Box::new(move |status| S::report(&have, status)),
+        })
     }
 
     async fn act(&self, cx: &Context, object: &Object<K>, step: &Step) -> Result<()> {

@@ -37,7 +37,10 @@ impl Stage<SandboxKind> for Cgroup {
         match have.there {
             n if n == have.wanted => Step::Keep,
             0 => Step::Make(Why::new("Absent", "")),
-            n => Step::Remake(Why::new("Incomplete", format!("it is in {n} of {} hierarchies", have.wanted))),
+            n => Step::Remake(Why::new(
+                "Incomplete",
+                format!("it is in {n} of {} hierarchies", have.wanted),
+            )),
         }
     }
 

@@ -29,7 +29,11 @@ impl RunWatch {
         let watches = Arc::<Mutex<HashMap<_, _>>>::default();
         let (changed, _) = broadcast::channel(1024);
         tokio::spawn(pump(inotify.clone(), watches.clone(), changed.clone()));
-        Ok(RunWatch { inotify, watches, changed })
+        Ok(RunWatch {
+            inotify,
+            watches,
+            changed,
+        })
     }
 
     /// Watches the run record in `dir`; again is harmless. The kernel drops the watch with the directory.
