@@ -8,7 +8,7 @@ use state::{Condition, Kind, Object, Truth};
 use tracing::{info, warn};
 
 use crate::engine::plan::{Action, Planned};
-use crate::engine::stage::{AnyStage, Looked, Step, Undone, Why};
+use crate::engine::stage::{AnyStage, Looked, Report, Step, Undone, Why};
 use crate::engine::{Context, conditions};
 use crate::error::{Class, Error, Result};
 
@@ -83,7 +83,7 @@ struct Walk<'a, K: Kind> {
     object: &'a Object<K>,
     mode: Mode,
     conditions: Vec<Condition>,
-    reports: Vec<Box<dyn FnOnce(&mut K::Status) + Send + Sync>>,
+    reports: Vec<Report<K>>,
     error: Option<Error>,
     plan: Vec<Planned>,
     acted: usize,

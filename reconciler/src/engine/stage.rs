@@ -88,7 +88,8 @@ pub trait Stage<K: Kind>: Send + Sync + 'static {
     fn undo(cx: &Context, object: &Object<K>) -> impl Future<Output = Result<Undone>> + Send;
 }
 
-type Report<K> = Box<dyn FnOnce(&mut <K as Kind>::Status) + Send + Sync>;
+/// Copies one look's facts into a status.
+pub type Report<K> = Box<dyn FnOnce(&mut <K as Kind>::Status) + Send + Sync>;
 
 /// What one look at a stage told.
 pub struct Looked<K: Kind> {

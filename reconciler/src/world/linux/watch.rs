@@ -94,10 +94,10 @@ async fn pump(
         for event in events {
             if event.mask.contains(AddWatchFlags::IN_IGNORED) {
                 watches.remove(&event.wd);
-            } else if event.name.as_deref().is_some_and(|name| name == "run") {
-                if let Some(dir) = watches.get(&event.wd) {
-                    let _ = changed.send(dir.clone());
-                }
+            } else if event.name.as_deref().is_some_and(|name| name == "run")
+                && let Some(dir) = watches.get(&event.wd)
+            {
+                let _ = changed.send(dir.clone());
             }
         }
     }
