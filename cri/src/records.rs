@@ -16,11 +16,11 @@ use state::container::{ContainerGoal, ContainerKind, ContainerPhase, ContainerSp
 use state::debt::DebtKind;
 use state::image::ImageKind;
 use state::node::NodeKind;
-use state::pod::{PodKind, PodSpec};
+use state::pod::PodKind;
 use state::resource::API_VERSION;
 use state::sandbox::SandboxKind;
 use state::store::Event;
-use state::{Container, Kind, Meta, Object, Reference};
+use state::{Container, Kind, Meta, Object, Pod, Reference};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Status};
 
@@ -164,7 +164,7 @@ async fn delete(services: &Services, call: &Call, mut request: v1::DeleteRequest
                 return Ok(v1::DeleteResponse::default());
             };
             if let Some(grace) = request.grace_seconds {
-                shorten_pod(services, &pod.meta.uid, grace).await?;
+                shorten_pod(services, &pod, grace).await?;
             }
             erase(services, call, pod, request.wait).await
         }
@@ -244,17 +244,26 @@ async fn erase<K: Observed>(
     })
 }
 
-async fn shorten_pod(services: &Services, uid: &str, grace: i64) -> Result<()> {
-    let change = move |_: &mut Meta, spec: &mut PodSpec| {
-        spec.termination_grace_period_seconds = grace.max(0);
-        Ok(())
-    };
-    services
-        .store
-        .update::<PodKind, _>(uid, change)
-        .await
-        .map(drop)
-        .map_err(Error::from)
+/// Another grace for what a pod runs. What is being deleted already keeps the one that it was deleted with.
+async fn shorten_pod(services: &Services, pod: &Pod, grace: i64) -> Result<()> {
+    if pod.meta.deleted() {
+        return Ok(());
+    }
+    let sandboxes = services.store.owned::<SandboxKind>(&pod.meta.uid);
+    let containers = sandboxes
+        .iter()
+        .flat_map(|s| services.store.owned::<ContainerKind>(&s.meta.uid));
+    for container in containers.filter(|c| !c.meta.deleted()) {
+        let change = move |_: &mut Meta, spec: &mut ContainerSpec| {
+            spec.grace_seconds = grace.max(0);
+            Ok(())
+        };
+        services
+            .store
+            .update::<ContainerKind, _>(&container.meta.uid, change)
+            .await?;
+    }
+    Ok(())
 }
 
 /// Stops a container within its grace before it is deleted, which kills at once.

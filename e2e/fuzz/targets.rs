@@ -16,7 +16,7 @@ pub fn yaml(data: &[u8]) {
 pub fn tar(data: &[u8]) {
     let mut reader = Reader::new(data, 4096);
     let mut members = 0;
-    while let Ok(Some(_)) = reader.next() {
+    while let Ok(Some(_)) = reader.next_entry() {
         members += 1;
         assert!(members <= data.len() / 512 + 1, "members from nothing");
         let mut content = Vec::new();

@@ -20,8 +20,16 @@ const PART: &str = "network";
 /// Writes down that the network of a sandbox is still to be taken back.
 pub async fn owe(cx: &Context, sandbox: &PodSandbox, attachment: &Attachment, reason: String) -> Result<()> {
     let input = serde_json::to_value(attachment).unwrap_or_default();
-    let spec = DebtSpec { part: PART.to_owned(), object: sandbox.uid().to_owned(), input, reason };
-    let meta = Meta { name: format!("{PART}/{}", sandbox.uid()), ..Meta::default() };
+    let spec = DebtSpec {
+        part: PART.to_owned(),
+        object: sandbox.uid().to_owned(),
+        input,
+        reason,
+    };
+    let meta = Meta {
+        name: format!("{PART}/{}", sandbox.uid()),
+        ..Meta::default()
+    };
     match cx.store.create::<DebtKind>(New { meta, spec }).await {
         Ok(_) | Err(state::Error::AlreadyExists { .. }) => Ok(()),
         Err(e) => Err(e.into()),

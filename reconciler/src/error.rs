@@ -17,28 +17,48 @@ pub enum Class {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{op} {path}: {source}")]
-    Io { op: &'static str, path: PathBuf, source: std::io::Error },
+    Io {
+        op: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
     /// The wish itself cannot be met; the text names the field.
     #[error("{0}")]
     Refused(String),
     #[error("{0}")]
     Network(#[from] crate::world::linux::network::Error),
     #[error("{op} of {id}: {problem}")]
-    Shim { op: &'static str, id: String, problem: String, class: Class },
+    Shim {
+        op: &'static str,
+        id: String,
+        problem: String,
+        class: Class,
+    },
     #[error("image {image}: {problem}")]
-    Image { image: String, problem: String, class: Class },
+    Image {
+        image: String,
+        problem: String,
+        class: Class,
+    },
     #[error(transparent)]
     State(#[from] state::Error),
     /// A step took longer than its bound.
     #[error("{op} of {object} did not end within {seconds} s")]
-    Stuck { op: &'static str, object: String, seconds: u64 },
+    Stuck {
+        op: &'static str,
+        object: String,
+        seconds: u64,
+    },
     /// Nothing failed, but the step cannot be finished yet.
     #[error("{0}")]
     Pending(String),
     #[error("{0}")]
     Lost(String),
     #[error("{op}: a background task ended early: {source}")]
-    Task { op: &'static str, source: tokio::task::JoinError },
+    Task {
+        op: &'static str,
+        source: tokio::task::JoinError,
+    },
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -52,7 +72,11 @@ impl Error {
     /// The same for errors of `nix`.
     pub fn sys(op: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(nix::Error) -> Error {
         let path = path.into();
-        move |source| Error::Io { op, path, source: source.into() }
+        move |source| Error::Io {
+            op,
+            path,
+            source: source.into(),
+        }
     }
 
     pub fn class(&self) -> Class {

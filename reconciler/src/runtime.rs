@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use state::container::ContainerKind;
 use state::debt::DebtKind;
-use state::image::{ImageKind, ImageSource, ImageSpec};
+use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
 use state::node::NodeKind;
 use state::pod::PodKind;
 use state::sandbox::SandboxKind;
@@ -19,7 +19,7 @@ use crate::engine::controller::{self, Controlled};
 use crate::engine::pass::{self, Mode, Staged};
 use crate::engine::plan::Planned;
 use crate::engine::trigger::{Queues, Receivers};
-use crate::engine::{Context, restore, sweep};
+use crate::engine::{Context, restore, staged, sweep};
 use crate::error::{Class, Error, Result};
 use crate::image::builtin;
 use crate::world::linux::network;
@@ -59,19 +59,30 @@ impl Runtime {
         let root = options.root.clone();
         crate::world::paths::make_dir(&root)?;
         let opened = tokio::task::spawn_blocking(move || Store::open(&root, restore::copies(&root))).await;
-        let (store, opened) = opened.map_err(|source| Error::Task { op: "open store", source })??;
+        let (store, opened) = opened.map_err(|source| Error::Task {
+            op: "open store",
+            source,
+        })??;
         if let Some(why) = &opened.rebuilt {
             tracing::warn!("the database was set aside and rebuilt from the copies beside the objects: {why}");
         }
         let instance: String = store.root_id().chars().take(8).collect();
-        let paths = Arc::new(Paths { root: options.root, state: options.state, instance: instance.clone() });
+        let paths = Arc::new(Paths {
+            root: options.root,
+            state: options.state,
+            instance: instance.clone(),
+        });
         let network = network::Config {
             mode: options.network,
             cni_conf_dir: options.cni_conf_dir,
             cni_bin_dirs: options.cni_bin_dirs,
             ..network::Config::new(instance, &paths.root)
         };
-        let world = World::open(Settings { paths, shim: options.shim, network })?;
+        let world = World::open(Settings {
+            paths,
+            shim: options.shim,
+            network,
+        })?;
         let (queues, receivers) = Queues::new();
         let cx = Arc::new(Context::new(store, opened, world, queues));
         Ok(Runtime { cx, receivers })
@@ -104,6 +115,12 @@ impl Runtime {
         self.cx.world.network.sync_node().await?;
         self.prepare().await?;
         let Runtime { cx, receivers } = self;
+        // Half a second once in a root's life: an empty store can run its first pod as soon as it answers.
+        for image in cx.store.list::<ImageKind>() {
+            if image.spec.source == ImageSource::BuiltIn && image.status.phase != ImagePhase::Ready {
+                staged::pass(&cx, &image).await?;
+            }
+        }
         let mut tasks = JoinSet::new();
         let q = &cx.queues;
         tasks.spawn(controller::run(cx.clone(), q.nodes.clone(), receivers.nodes));
@@ -201,7 +218,8 @@ pub async fn once(cx: &Arc<Context>) -> Result<Report> {
         }
         for debt in cx.store.list::<DebtKind>() {
             if let Err(e) = crate::debt::pass(cx, &debt).await {
-                all.human.push(format!("owed network teardown of {}: {e}", debt.spec.object));
+                all.human
+                    .push(format!("owed network teardown of {}: {e}", debt.spec.object));
             }
         }
         let quiet = all.done.is_empty();
@@ -218,7 +236,9 @@ pub async fn once(cx: &Arc<Context>) -> Result<Report> {
         }
     }
     for (kind, uid, why) in &cx.opened.quarantined {
-        report.human.push(format!("{kind} {uid}: its record cannot be read: {why}"));
+        report
+            .human
+            .push(format!("{kind} {uid}: its record cannot be read: {why}"));
     }
     let trash = cx.clone();
     let emptied = tokio::task::spawn_blocking(move || trash.world.trash.empty()).await;
@@ -244,8 +264,12 @@ async fn round<K: Staged + Controlled>(cx: &Arc<Context>, mode: Mode) -> Report 
                 (Vec::new(), passed.error)
             }
             (Ok(passed), Mode::Act) => {
-                let result = crate::engine::staged::pass(cx, object).await;
-                (passed.plan, result.err())
+                match crate::engine::staged::pass(cx, object).await {
+                    Ok(_) => (passed.plan, None),
+                    Err(e @ Error::Pending(_)) => (passed.plan, Some(e)),
+                    // What failed was not done; another round now would only fail again.
+                    Err(e) => (Vec::new(), Some(e)),
+                }
             }
         }
     }));
@@ -254,7 +278,9 @@ async fn round<K: Staged + Controlled>(cx: &Arc<Context>, mode: Mode) -> Report 
         report.done.extend(plan);
         match error {
             None | Some(Error::Pending(_)) => {}
-            Some(e) if e.class() == Class::Transient => report.failed.push(format!("{} {}: {e}", K::KIND, object.meta.name)),
+            Some(e) if e.class() == Class::Transient => {
+                report.failed.push(format!("{} {}: {e}", K::KIND, object.meta.name))
+            }
             Some(e) => report.human.push(format!("{} {}: {e}", K::KIND, object.meta.name)),
         }
     }
@@ -277,8 +303,15 @@ async fn builtin_image(cx: &Arc<Context>) -> Result<()> {
     if cx.store.by_name::<ImageKind>(builtin::REFERENCE).is_some() {
         return Ok(());
     }
-    let meta = Meta { name: builtin::REFERENCE.to_owned(), ..Meta::default() };
-    let spec = ImageSpec { source: ImageSource::BuiltIn, pinned: true, ..ImageSpec::default() };
+    let meta = Meta {
+        name: builtin::REFERENCE.to_owned(),
+        ..Meta::default()
+    };
+    let spec = ImageSpec {
+        source: ImageSource::BuiltIn,
+        pinned: true,
+        ..ImageSpec::default()
+    };
     match cx.store.create::<ImageKind>(New { meta, spec }).await {
         Ok(_) | Err(state::Error::AlreadyExists { .. }) => Ok(()),
         Err(e) => Err(e.into()),
@@ -290,11 +323,19 @@ async fn watch_runs(cx: Arc<Context>) {
     let mut runs = cx.world.runs.forward();
     while let Some(dir) = runs.recv().await {
         let Some(dir) = dir else {
-            cx.store.list::<ContainerKind>().iter().for_each(|c| cx.queues.containers.look(c.uid(), "run record"));
-            cx.store.list::<SandboxKind>().iter().for_each(|s| cx.queues.sandboxes.look(s.uid(), "run record"));
+            cx.store
+                .list::<ContainerKind>()
+                .iter()
+                .for_each(|c| cx.queues.containers.look(c.uid(), "run record"));
+            cx.store
+                .list::<SandboxKind>()
+                .iter()
+                .for_each(|s| cx.queues.sandboxes.look(s.uid(), "run record"));
             continue;
         };
-        let Some(uid) = dir.file_name().and_then(|name| name.to_str()) else { continue };
+        let Some(uid) = dir.file_name().and_then(|name| name.to_str()) else {
+            continue;
+        };
         let container = dir.parent().is_some_and(|parent| parent.ends_with("containers"));
         if container {
             cx.queues.containers.look(uid, "run record");
@@ -313,7 +354,12 @@ async fn watch_shims(cx: Arc<Context>) {
 
 /// Links of ours that went, and another CNI configuration: look at who stands on them.
 async fn watch_network(cx: Arc<Context>) {
-    let all = || cx.store.list::<SandboxKind>().iter().for_each(|s| cx.queues.sandboxes.look(s.uid(), "network"));
+    let all = || {
+        cx.store
+            .list::<SandboxKind>()
+            .iter()
+            .for_each(|s| cx.queues.sandboxes.look(s.uid(), "network"))
+    };
     let mut configured = cx.world.network.changes();
     let mut drift = match cx.world.network.drift() {
         Ok(drift) => Some(drift),

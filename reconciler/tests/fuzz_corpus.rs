@@ -21,7 +21,9 @@ fn variations(input: &[u8], target: fn(&[u8])) {
 }
 
 fn replay(name: &str, target: fn(&[u8])) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/fuzz/corpus").join(name);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../e2e/fuzz/corpus")
+        .join(name);
     let mut inputs = 0;
     for entry in fs::read_dir(&dir).expect("the corpus").flatten() {
         variations(&fs::read(entry.path()).expect("an input"), target);
@@ -47,7 +49,12 @@ fn tar() {
     for (kind, path, link, data) in [
         (EntryType::Directory, "d/".to_owned(), "", &b""[..]),
         (EntryType::Regular, "d/file".to_owned(), "", &[7; 1000]),
-        (EntryType::Regular, "long/".repeat(60), "", b"a name by a long-name member"),
+        (
+            EntryType::Regular,
+            "long/".repeat(60),
+            "",
+            b"a name by a long-name member",
+        ),
         (EntryType::Symlink, "link".to_owned(), "/etc/passwd", b""),
         (EntryType::Link, "hard".to_owned(), "../../d/file", b""),
         (EntryType::Fifo, "fifo".to_owned(), "", b""),

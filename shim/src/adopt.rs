@@ -54,12 +54,7 @@ impl Service {
             }
             (None, None) => proc.failed(&dir, "its shim died before the program began"),
             (None, Some(start)) => match living(&start) {
-                Some(pidfd) => self.take(
-                    &mut proc,
-                    start,
-                    pidfd,
-                    record.stop.map(|stop| stop.deadline),
-                ),
+                Some(pidfd) => self.take(&mut proc, start, pidfd, record.stop.map(|stop| stop.deadline)),
                 None => {
                     self.reopen(&mut proc);
                     proc.ended(&dir, End::lost(sys::now()));
@@ -78,12 +73,7 @@ impl Service {
         };
         proc.kill_at = kill_at;
         // Edge-triggered: a zombie first, later (hung up) reaped.
-        if let Err(error) = self.watch(
-            pidfd.as_raw_fd(),
-            Of::Pidfd,
-            proc.key,
-            libc::EPOLLIN | libc::EPOLLET,
-        ) {
+        if let Err(error) = self.watch(pidfd.as_raw_fd(), Of::Pidfd, proc.key, libc::EPOLLIN | libc::EPOLLET) {
             crate::note!("watch {}: {error}", proc.id());
         }
         proc.pidfd = Some(pidfd);
@@ -100,12 +90,8 @@ impl Service {
         let Some(run) = proc.task.run.clone().filter(|run| !run.terminal) else {
             return;
         };
-        let mut log = (!run.log_path.is_empty()).then(|| {
-            Log::open(
-                Path::new(&run.log_path),
-                &process::mark_file(&self.dir, &run.id),
-            )
-        });
+        let mut log = (!run.log_path.is_empty())
+            .then(|| Log::open(Path::new(&run.log_path), &process::mark_file(&self.dir, &run.id)));
         let mut logged = log.as_mut().and_then(Log::unconsumed);
         for kind in [Kind::Stdout, Kind::Stderr] {
             match stdio::open_fifo(&Path::new(&run.fifo_dir).join(kind.name())) {

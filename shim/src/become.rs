@@ -14,9 +14,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use libcontainer::workload::{
-    Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError,
-};
+use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError};
 use oci_spec::runtime::{Capabilities, Process, Spec};
 
 use crate::sys::{self, check};
@@ -62,10 +60,7 @@ impl Executor for Become {
         Ok(())
     }
 
-    fn setup_envs(
-        &self,
-        _: std::collections::HashMap<String, String>,
-    ) -> Result<(), ExecutorSetEnvsError> {
+    fn setup_envs(&self, _: std::collections::HashMap<String, String>) -> Result<(), ExecutorSetEnvsError> {
         Ok(())
     }
 }
@@ -89,10 +84,7 @@ impl Become {
         unsafe { libc::umask(user.umask().unwrap_or(0o022) as libc::mode_t) };
         let cwd = self.process.cwd();
         if !cwd.exists() {
-            fs::create_dir_all(cwd).map_err(told(format_args!(
-                "make working directory {}",
-                cwd.display()
-            )))?;
+            fs::create_dir_all(cwd).map_err(told(format_args!("make working directory {}", cwd.display())))?;
         }
         let sealed = self.process.no_new_privileges().unwrap_or(false);
         if !sealed {
@@ -104,10 +96,7 @@ impl Become {
         if sealed {
             sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(told("no_new_privs"))?;
         }
-        std::env::set_current_dir(cwd).map_err(told(format_args!(
-            "enter working directory {}",
-            cwd.display()
-        )))?;
+        std::env::set_current_dir(cwd).map_err(told(format_args!("enter working directory {}", cwd.display())))?;
         // A directory outside of the root shows as "(unreachable)...".
         if std::env::current_dir().is_ok_and(|dir| !dir.is_absolute()) {
             return Err(format!(
@@ -129,14 +118,7 @@ impl Become {
         let (args, env) = (pointers(&args), pointers(&env));
         sys::reset_signals();
         // SAFETY: no pointers. Everything but stdio goes at execve, the channel too: that is its success.
-        unsafe {
-            libc::syscall(
-                libc::SYS_close_range,
-                3,
-                u32::MAX,
-                libc::CLOSE_RANGE_CLOEXEC,
-            )
-        };
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         if sealed {
             self.filter()?;
         }
@@ -194,17 +176,10 @@ impl Become {
         // The kernel wants 8-byte units, a Vec<u8> is not aligned for it.
         let program: Vec<u64> = bytes
             .chunks_exact(8)
-            .map(|unit| {
-                u64::from_ne_bytes([
-                    unit[0], unit[1], unit[2], unit[3], unit[4], unit[5], unit[6], unit[7],
-                ])
-            })
+            .map(|unit| u64::from_ne_bytes([unit[0], unit[1], unit[2], unit[3], unit[4], unit[5], unit[6], unit[7]]))
             .collect();
         if program.len() * 8 != bytes.len() {
-            return Err(format!(
-                "seccomp.bpf: {} bytes are no whole instructions",
-                bytes.len()
-            ));
+            return Err(format!("seccomp.bpf: {} bytes are no whole instructions", bytes.len()));
         }
         let len = u16::try_from(program.len()).map_err(told("seccomp.bpf"))?;
         let filter = libc::sock_fprog {
@@ -212,11 +187,9 @@ impl Become {
             filter: program.as_ptr() as *mut libc::sock_filter,
         };
         // SAFETY: `filter` describes `program`, which outlives the call.
-        check(unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &filter)
-        })
-        .map(drop)
-        .map_err(told("load seccomp filter"))
+        check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &filter) })
+            .map(drop)
+            .map_err(told("load seccomp filter"))
     }
 
     fn bounding(&self) -> Step {
@@ -230,9 +203,7 @@ impl Become {
             match sys::prctl(libc::PR_CAPBSET_DROP, cap) {
                 // The first number that the kernel has no capability for.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
-                result => result.map_err(told(format_args!(
-                    "drop capability {cap} from the bounding set"
-                )))?,
+                result => result.map_err(told(format_args!("drop capability {cap} from the bounding set")))?,
             }
         }
         Ok(())
@@ -249,11 +220,9 @@ impl Become {
             .map_err(told(format_args!("process.user.additionalGids {groups:?}")))?;
         let (uid, gid) = (user.uid(), user.gid());
         // SAFETY: no pointers.
-        check(unsafe { libc::setresgid(gid, gid, gid) })
-            .map_err(told(format_args!("process.user.gid {gid}")))?;
+        check(unsafe { libc::setresgid(gid, gid, gid) }).map_err(told(format_args!("process.user.gid {gid}")))?;
         // SAFETY: no pointers.
-        check(unsafe { libc::setresuid(uid, uid, uid) })
-            .map_err(told(format_args!("process.user.uid {uid}")))?;
+        check(unsafe { libc::setresuid(uid, uid, uid) }).map_err(told(format_args!("process.user.uid {uid}")))?;
         sys::prctl(libc::PR_SET_KEEPCAPS, 0).map_err(told("keep capabilities"))
     }
 
@@ -275,17 +244,14 @@ impl Become {
             };
         }
         // SAFETY: the version 3 header goes with two data elements.
-        check(unsafe { libc::syscall(libc::SYS_capset, &CAP_HEADER, &data) })
-            .map_err(told("set capabilities"))?;
+        check(unsafe { libc::syscall(libc::SYS_capset, &CAP_HEADER, &data) }).map_err(told("set capabilities"))?;
         let ambient_call = |what: i32, cap: u64| {
             // SAFETY: no pointers.
             check(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, what as libc::c_ulong, cap, 0, 0) })
         };
-        ambient_call(libc::PR_CAP_AMBIENT_CLEAR_ALL, 0)
-            .map_err(told("clear ambient capabilities"))?;
+        ambient_call(libc::PR_CAP_AMBIENT_CLEAR_ALL, 0).map_err(told("clear ambient capabilities"))?;
         for cap in (0..64).filter(|cap| ambient & (1 << cap) != 0) {
-            ambient_call(libc::PR_CAP_AMBIENT_RAISE, cap)
-                .map_err(told(format_args!("ambient capability {cap}")))?;
+            ambient_call(libc::PR_CAP_AMBIENT_RAISE, cap).map_err(told(format_args!("ambient capability {cap}")))?;
         }
         Ok(())
     }
@@ -300,9 +266,7 @@ impl Become {
             .open("/dev/ptmx")?;
         let meta = ours.metadata()?;
         if !meta.file_type().is_char_device() || meta.rdev() != libc::makedev(5, 2) {
-            return Err(io::Error::other(
-                "/dev/ptmx is not the terminal multiplexer",
-            ));
+            return Err(io::Error::other("/dev/ptmx is not the terminal multiplexer"));
         }
         let (mut number, unlock) = (0u32, 0i32);
         let raw = ours.as_raw_fd();
@@ -379,9 +343,7 @@ fn console(number: u32) -> io::Result<()> {
 
 /// Writes a file of /proc/self/attr, making sure that it is procfs's.
 fn attribute(name: &str, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .open(format!("/proc/self/attr/{name}"))?;
+    let mut file = OpenOptions::new().write(true).open(format!("/proc/self/attr/{name}"))?;
     // SAFETY: all zero is a valid statfs for the call to fill.
     let kind = unsafe {
         let mut info: libc::statfs = std::mem::zeroed();
@@ -401,10 +363,7 @@ fn find(name: &str, env: &[String]) -> Step<PathBuf> {
             .map(|()| name.into())
             .map_err(told(format_args!("exec {name:?}")));
     }
-    let path = env
-        .iter()
-        .rev()
-        .find_map(|entry| entry.strip_prefix("PATH="));
+    let path = env.iter().rev().find_map(|entry| entry.strip_prefix("PATH="));
     let path = path.ok_or_else(|| format!("exec {name:?}: it has no / and PATH is not set"))?;
     let mut refused = None;
     for dir in path.split(':') {
@@ -415,9 +374,7 @@ fn find(name: &str, env: &[String]) -> Step<PathBuf> {
             Err(error) => refused = refused.or(Some(format!("{}: {error}", candidate.display()))),
         }
     }
-    let refused = refused
-        .map(|refused| format!("; {refused}"))
-        .unwrap_or_default();
+    let refused = refused.map(|refused| format!("; {refused}")).unwrap_or_default();
     Err(format!(
         "exec {name:?}: executable file not found in $PATH ({path}){refused}"
     ))
@@ -429,14 +386,7 @@ fn executable(path: &Path) -> io::Result<()> {
         return Err(io::Error::from_raw_os_error(libc::EISDIR));
     }
     // SAFETY: a valid string. The effective ids count, as they will for execve.
-    let allowed = unsafe {
-        libc::faccessat(
-            libc::AT_FDCWD,
-            sys::cpath(path)?.as_ptr(),
-            libc::X_OK,
-            libc::AT_EACCESS,
-        )
-    };
+    let allowed = unsafe { libc::faccessat(libc::AT_FDCWD, sys::cpath(path)?.as_ptr(), libc::X_OK, libc::AT_EACCESS) };
     if allowed != 0 || meta.permissions().mode() & 0o111 == 0 {
         return Err(io::Error::from_raw_os_error(libc::EACCES));
     }
@@ -464,9 +414,7 @@ fn home(uid: u32) -> Option<String> {
 }
 
 fn strings(list: &[String]) -> Result<Vec<CString>, std::ffi::NulError> {
-    list.iter()
-        .map(|text| CString::new(text.as_str()))
-        .collect()
+    list.iter().map(|text| CString::new(text.as_str())).collect()
 }
 
 fn pointers(list: &[CString]) -> Vec<*const libc::c_char> {

@@ -36,16 +36,11 @@ fn hierarchies() -> io::Result<Vec<PathBuf>> {
 /// If it is not absolute, is the root, or has dots: it must name a group of its own.
 pub fn dirs(path: &str) -> io::Result<Vec<PathBuf>> {
     let inner = Path::new(path).strip_prefix("/").ok();
-    let plain = |inner: &&Path| {
-        inner
-            .components()
-            .all(|part| matches!(part, Component::Normal(_)))
-    };
+    let plain = |inner: &&Path| inner.components().all(|part| matches!(part, Component::Normal(_)));
     match inner.filter(plain) {
-        Some(inner) if !inner.as_os_str().is_empty() => Ok(hierarchies()?
-            .into_iter()
-            .map(|point| point.join(inner))
-            .collect()),
+        Some(inner) if !inner.as_os_str().is_empty() => {
+            Ok(hierarchies()?.into_iter().map(|point| point.join(inner)).collect())
+        }
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("cgroup path {path:?} is not /NAME[/NAME...]"),
@@ -72,12 +67,7 @@ pub fn join(dir: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         inherit(dir, file);
     }
-    let told = |error: io::Error| {
-        io::Error::new(
-            error.kind(),
-            format!("join cgroup {}: {error}", dir.display()),
-        )
-    };
+    let told = |error: io::Error| io::Error::new(error.kind(), format!("join cgroup {}: {error}", dir.display()));
     fs::write(dir.join("cgroup.procs"), "0").map_err(told)
 }
 
@@ -146,10 +136,7 @@ pub fn kill(dir: &Path) -> bool {
 /// Undoes a freeze: a frozen process takes no signal.
 pub fn thaw(dir: &Path) {
     let files = [("freezer.state", "THAWED"), ("cgroup.freeze", "0")];
-    if !files
-        .iter()
-        .any(|(file, text)| fs::write(dir.join(file), text).is_ok())
-    {
+    if !files.iter().any(|(file, text)| fs::write(dir.join(file), text).is_ok()) {
         return;
     }
     for child in children(dir) {
@@ -161,10 +148,7 @@ pub fn thaw(dir: &Path) {
 pub fn oom_kills(dirs: &[PathBuf]) -> u64 {
     let in_dir = |dir: &PathBuf| match fs::read_to_string(dir.join("memory.events")) {
         Ok(events) => Some(field(&events)),
-        Err(_) => dir
-            .join("memory.oom_control")
-            .exists()
-            .then(|| v1_oom_kills(dir)),
+        Err(_) => dir.join("memory.oom_control").exists().then(|| v1_oom_kills(dir)),
     };
     dirs.iter().find_map(in_dir).unwrap_or(0)
 }

@@ -14,8 +14,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{
-    DeleteRequest, Empty, ExecOutput, ExecRequest, KillRequest, PauseRequest, ReopenLogRequest,
-    Request, Response, RunRequest, Started, StateResponse, StopRequest,
+    DeleteRequest, Empty, ExecOutput, ExecRequest, KillRequest, PauseRequest, ReopenLogRequest, Request, Response,
+    RunRequest, Started, StateResponse, StopRequest,
 };
 use crate::frame::{self, HEADER, Header, Kind};
 use crate::{Code, Error, Result, SERVICE, SOCKET};
@@ -99,23 +99,14 @@ impl Client {
     /// Asks a process to end and kills its cgroup at the deadline; returns at once, the run record tells the end.
     /// The signal is sent once per life; a later call may only bring the deadline nearer.
     pub async fn stop(&self, request: StopRequest) -> Result<()> {
-        self.call("Stop", &request, DEADLINE)
-            .await
-            .map(|Empty {}| ())
+        self.call("Stop", &request, DEADLINE).await.map(|Empty {}| ())
     }
 
     /// Signals the first process of a container (0 only asks whether it lives).
     pub async fn kill(&self, id: &str, signal: i32) -> Result<()> {
-        self.call(
-            "Kill",
-            &KillRequest {
-                id: id.into(),
-                signal,
-            },
-            DEADLINE,
-        )
-        .await
-        .map(|Empty {}| ())
+        self.call("Kill", &KillRequest { id: id.into(), signal }, DEADLINE)
+            .await
+            .map(|Empty {}| ())
     }
 
     /// Kills a container's cgroup and returns once nothing of it is left but its run record. Absent is success.
@@ -131,9 +122,7 @@ impl Client {
             id: id.into(),
             path: path.into(),
         };
-        self.call("ReopenLog", &request, DEADLINE)
-            .await
-            .map(|Empty {}| ())
+        self.call("ReopenLog", &request, DEADLINE).await.map(|Empty {}| ())
     }
 
     /// Runs a program in a container and collects its output. Dropping the future kills it and all it started.
@@ -148,9 +137,7 @@ impl Client {
 
     /// Ends the shim. Refused (FailedPrecondition) while processes live.
     pub async fn shutdown(&self) -> Result<()> {
-        self.call("Shutdown", &Empty {}, DEADLINE)
-            .await
-            .map(|Empty {}| ())
+        self.call("Shutdown", &Empty {}, DEADLINE).await.map(|Empty {}| ())
     }
 
     async fn call<M: Message, A: Message + Default>(
@@ -197,8 +184,7 @@ impl Client {
                 code: Code::from(status.code),
                 message: status.message,
             }),
-            _ => A::decode(&*response.payload)
-                .map_err(|error| Error::Protocol(format!("answer to {method}: {error}"))),
+            _ => A::decode(&*response.payload).map_err(|error| Error::Protocol(format!("answer to {method}: {error}"))),
         }
     }
 }
@@ -237,10 +223,7 @@ async fn receive(mut read: OwnedReadHalf, waiting: Waiting, alive: watch::Sender
         }
     }
     // Dropping the senders wakes every waiter with Disconnected.
-    waiting
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take();
+    waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(alive);
 }
 

@@ -27,30 +27,29 @@ pub fn run(words: &[String]) -> i32 {
         }
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let done =
-        match words[..] {
-            [] => serve(),
-            ["sleep", seconds] => match seconds.parse() {
-                Ok(seconds) => {
-                    std::thread::sleep(Duration::from_secs(seconds));
-                    Ok(())
-                }
-                Err(_) => return usage(),
-            },
-            ["env"] => print(std::env::vars_os().map(|(key, value)| {
-                format!("{}={}", key.to_string_lossy(), value.to_string_lossy())
-            })),
-            ["exit", code] => match code.parse::<u8>() {
-                Ok(code) => return i32::from(code),
-                Err(_) => return usage(),
-            },
-            ["lines", count] => match count.parse::<u64>() {
-                Ok(count) => print(1..=count),
-                Err(_) => return usage(),
-            },
-            ["echo", ref words @ ..] => print([words.join(" ")]),
-            _ => return usage(),
-        };
+    let done = match words[..] {
+        [] => serve(),
+        ["sleep", seconds] => match seconds.parse() {
+            Ok(seconds) => {
+                std::thread::sleep(Duration::from_secs(seconds));
+                Ok(())
+            }
+            Err(_) => return usage(),
+        },
+        ["env"] => print(
+            std::env::vars_os().map(|(key, value)| format!("{}={}", key.to_string_lossy(), value.to_string_lossy())),
+        ),
+        ["exit", code] => match code.parse::<u8>() {
+            Ok(code) => return i32::from(code),
+            Err(_) => return usage(),
+        },
+        ["lines", count] => match count.parse::<u64>() {
+            Ok(count) => print(1..=count),
+            Err(_) => return usage(),
+        },
+        ["echo", ref words @ ..] => print([words.join(" ")]),
+        _ => return usage(),
+    };
     match done {
         Ok(()) => 0,
         Err(error) => {
@@ -95,11 +94,7 @@ fn listen() -> io::Result<TcpListener> {
     // SAFETY: each call gets valid pointers with their sizes; the descriptor is the kernel's answer and owned from
     // then on.
     unsafe {
-        let fd = sys::check(libc::socket(
-            libc::AF_INET6,
-            libc::SOCK_STREAM | libc::SOCK_CLOEXEC,
-            0,
-        ))? as i32;
+        let fd = sys::check(libc::socket(libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0))? as i32;
         let listener = TcpListener::from_raw_fd(fd);
         let mut address: libc::sockaddr_in6 = std::mem::zeroed();
         address.sin6_family = libc::AF_INET6 as _;
@@ -132,11 +127,7 @@ fn answer(client: TcpStream) -> io::Result<()> {
     client.set_write_timeout(patience)?;
     let mut lines = BufReader::new((&client).take(REQUEST)).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
-    while lines
-        .next()
-        .transpose()?
-        .is_some_and(|line| !line.is_empty())
-    {}
+    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
     let path = request.split(' ').nth(1).unwrap_or("/");
     let body = match path {
         "/healthz" => "ok\n".to_owned(),
@@ -148,16 +139,8 @@ fn answer(client: TcpStream) -> io::Result<()> {
             )
         }
     };
-    let kind = if path == "/healthz" {
-        "text/plain"
-    } else {
-        "text/html"
-    };
-    let body = if request.starts_with("HEAD ") {
-        ""
-    } else {
-        &body
-    };
+    let kind = if path == "/healthz" { "text/plain" } else { "text/html" };
+    let body = if request.starts_with("HEAD ") { "" } else { &body };
     let length = body.len();
     write!(
         &client,

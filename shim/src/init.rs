@@ -11,9 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::syscall::syscall::SyscallType;
-use oci_spec::runtime::{
-    LinuxNamespaceBuilder, LinuxNamespaceType, PosixRlimit, PosixRlimitType, Process, Spec,
-};
+use oci_spec::runtime::{LinuxNamespaceBuilder, LinuxNamespaceType, PosixRlimit, PosixRlimitType, Process, Spec};
 
 use crate::r#become::{Become, message};
 use crate::sys;
@@ -53,9 +51,7 @@ pub fn load(bundle: &Path) -> Result<(Spec, Option<Vec<u8>>), String> {
         let path = bundle.join(name);
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         match fs::metadata(&path).map_err(|error| told(&error))?.len() {
-            len if len > limit => Err(told(&format_args!(
-                "{len} bytes, at most {limit} are taken"
-            ))),
+            len if len > limit => Err(told(&format_args!("{len} bytes, at most {limit} are taken"))),
             _ => fs::read(&path).map_err(|error| told(&error)),
         }
     };
@@ -98,11 +94,7 @@ impl Plan {
 
     fn steps(self, channel: RawFd) -> Result<(), String> {
         self.in_time()?;
-        let process = self
-            .spec
-            .process()
-            .clone()
-            .ok_or("config.json: process: missing")?;
+        let process = self.spec.process().clone().ok_or("config.json: process: missing")?;
         if let Some(score) = process.oom_score_adj() {
             oom_score(score);
         }
@@ -110,10 +102,8 @@ impl Plan {
         for dir in [&root, &bundle] {
             fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         }
-        let spec = serde_json::to_vec(&derive(&self.spec, &self.pid)?)
-            .map_err(|error| error.to_string())?;
-        fs::write(bundle.join("config.json"), spec)
-            .map_err(|error| format!("{}: {error}", bundle.display()))?;
+        let spec = serde_json::to_vec(&derive(&self.spec, &self.pid)?).map_err(|error| error.to_string())?;
+        fs::write(bundle.join("config.json"), spec).map_err(|error| format!("{}: {error}", bundle.display()))?;
         if let Some(root) = self
             .spec
             .root()
@@ -143,14 +133,10 @@ impl Plan {
             .as_sibling(true)
             .build()
             .map_err(chain)?;
-        let pid = container
-            .pid()
-            .ok_or("libcontainer made no process")?
-            .as_raw() as u32;
+        let pid = container.pid().ok_or("libcontainer made no process")?.as_raw() as u32;
         let start = Start {
             pid,
-            start_ticks: sys::start_ticks(pid)
-                .ok_or("the container's first process is gone already")?,
+            start_ticks: sys::start_ticks(pid).ok_or("the container's first process is gone already")?,
             boot_id: sys::boot_id(),
             started_at: sys::now(),
         };
@@ -201,10 +187,7 @@ fn make_cwd(root: &Path, cwd: &Path) -> std::io::Result<()> {
     };
     let mut parent = open(Path::new("/"))?;
     let mut path = PathBuf::from("/");
-    for name in cwd
-        .components()
-        .filter(|part| matches!(part, Component::Normal(_)))
-    {
+    for name in cwd.components().filter(|part| matches!(part, Component::Normal(_))) {
         path.push(name);
         parent = match open(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -264,12 +247,7 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
         PidNs::Own => namespaces.push(builder.build().map_err(|error| error.to_string())?),
         PidNs::Of(pid) => {
             let path = PathBuf::from(format!("/proc/{pid}/ns/pid"));
-            namespaces.push(
-                builder
-                    .path(path)
-                    .build()
-                    .map_err(|error| error.to_string())?,
-            );
+            namespaces.push(builder.path(path).build().map_err(|error| error.to_string())?);
         }
     }
     linux.set_namespaces(Some(namespaces));
@@ -280,9 +258,7 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
 /// Sets this process's OOM score for its children to inherit. Refused without CAP_SYS_RESOURCE when lower: then it
 /// stays what it is, for a container that can run is worth more than its rank.
 pub fn oom_score(score: i32) {
-    let file = OpenOptions::new()
-        .write(true)
-        .open("/proc/self/oom_score_adj");
+    let file = OpenOptions::new().write(true).open("/proc/self/oom_score_adj");
     if let Err(error) = file.and_then(|mut file| file.write_all(score.to_string().as_bytes())) {
         crate::note!("oom_score_adj {score}: {error}; left as it is");
     }
@@ -312,11 +288,7 @@ pub fn set_limit(pid: u32, limit: &PosixRlimit) -> Result<(), String> {
             rlim_cur: wanted.rlim_cur.min(rlim_max),
             rlim_max,
         };
-        crate::note!(
-            "rlimit {:?} {}: clamped to {rlim_max}",
-            limit.typ(),
-            wanted.rlim_max
-        );
+        crate::note!("rlimit {:?} {}: clamped to {rlim_max}", limit.typ(), wanted.rlim_max);
         sys::check(libc::prlimit(pid, kind, &clamped, std::ptr::null_mut()))
             .map(drop)
             .map_err(told)
@@ -368,16 +340,11 @@ mod tests {
     fn libcontainer_gets_no_identity() {
         let spec = derive(&Spec::default(), &PidNs::Of(7)).unwrap();
         let process = spec.process().as_ref().unwrap();
-        assert_eq!(
-            (process.user().uid(), process.cwd().to_str()),
-            (0, Some("/"))
-        );
+        assert_eq!((process.user().uid(), process.cwd().to_str()), (0, Some("/")));
         assert_eq!(process.env().as_deref(), Some(&["HOME=/".to_owned()][..]));
         assert!(process.capabilities().is_none() && process.no_new_privileges().is_none());
         let linux = spec.linux().as_ref().unwrap();
-        let pids = |namespace: &&oci_spec::runtime::LinuxNamespace| {
-            namespace.typ() == LinuxNamespaceType::Pid
-        };
+        let pids = |namespace: &&oci_spec::runtime::LinuxNamespace| namespace.typ() == LinuxNamespaceType::Pid;
         let path = linux
             .namespaces()
             .as_ref()

@@ -93,11 +93,7 @@ impl Plan {
 
     fn join_cgroups(&self) -> Result<(), String> {
         let parent = self.session.as_deref().and_then(Path::parent);
-        for dir in self
-            .cgroups
-            .iter()
-            .filter(|dir| dir.join("cgroup.procs").exists())
-        {
+        for dir in self.cgroups.iter().filter(|dir| dir.join("cgroup.procs").exists()) {
             let dir = match &self.session {
                 Some(session) if parent == Some(dir) => session,
                 _ => dir,

@@ -206,9 +206,7 @@ impl Log {
         }
         if self.file.is_none() {
             let path = self.path.clone();
-            return self.reopen(Some(&path)).is_ok()
-                && self.pending.is_empty()
-                && self.dropped == 0;
+            return self.reopen(Some(&path)).is_ok() && self.pending.is_empty() && self.dropped == 0;
         }
         let kept = std::mem::take(&mut self.pending);
         if self.append(&kept).is_err() {
@@ -269,10 +267,7 @@ impl Log {
         let mut tail = Vec::new();
         let mut reader = File::open(&self.path).ok()?;
         reader.seek(SeekFrom::Start(offset)).ok()?;
-        reader
-            .take((PENDING * 8) as u64)
-            .read_to_end(&mut tail)
-            .ok()?;
+        reader.take((PENDING * 8) as u64).read_to_end(&mut tail).ok()?;
         let (mut output, end) = output_of(&tail, kind);
         if offset + (end as u64) < self.len {
             file.set_len(offset + end as u64).ok()?;
@@ -301,16 +296,7 @@ impl Mark {
         file.set_len(4096)?;
         let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         // SAFETY: a new mapping, placed by the kernel, of one page the file has.
-        let page = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                4096,
-                access,
-                shared,
-                file.as_raw_fd(),
-                0,
-            )
-        };
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, shared, file.as_raw_fd(), 0) };
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -326,10 +312,7 @@ impl Mark {
 
     fn begin(&self, file: &File, offset: u64, kind: Kind, content: usize) {
         let [state, inode, at, len] = self.words();
-        inode.store(
-            file.metadata().map_or(0, |meta| meta.ino()),
-            Ordering::Relaxed,
-        );
+        inode.store(file.metadata().map_or(0, |meta| meta.ino()), Ordering::Relaxed);
         at.store(offset, Ordering::Relaxed);
         len.store(content as u64, Ordering::Relaxed);
         state.store(kind as u64, Ordering::Release);
@@ -348,12 +331,7 @@ impl Mark {
             _ => return None,
         };
         let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        Some((
-            word(inode),
-            word(at),
-            kind,
-            usize::try_from(word(len)).ok()?,
-        ))
+        Some((word(inode), word(at), kind, usize::try_from(word(len)).ok()?))
     }
 }
 
@@ -370,13 +348,7 @@ mod tests {
 
     fn text(output: &[u8], flush: bool) -> (String, usize) {
         let mut out = Vec::new();
-        let done = entries(
-            output,
-            Kind::Stdout,
-            flush,
-            1_764_583_200_000_000_001,
-            &mut out,
-        );
+        let done = entries(output, Kind::Stdout, flush, 1_764_583_200_000_000_001, &mut out);
         (
             String::from_utf8(out)
                 .unwrap()
@@ -387,10 +359,7 @@ mod tests {
 
     #[test]
     fn lines_are_tagged() {
-        assert_eq!(
-            text(b"a\n\nb\r\nc", false),
-            ("T F a\nT F \nT F b\r\n".into(), 6)
-        );
+        assert_eq!(text(b"a\n\nb\r\nc", false), ("T F a\nT F \nT F b\r\n".into(), 6));
         assert_eq!(text(b"c", true), ("T P c\n".into(), 1));
         assert_eq!(text(b"", true), (String::new(), 0));
     }
@@ -442,11 +411,7 @@ mod tests {
     fn an_unwritable_log_is_kept_then_dropped_then_marked() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("no").join("log");
-        fs::write(
-            dir.path().join("no"),
-            "a file where the directory should be",
-        )
-        .unwrap();
+        fs::write(dir.path().join("no"), "a file where the directory should be").unwrap();
         let mut log = Log::open(&path, &dir.path().join("mark"));
         let batch = vec![b'\n'; PENDING];
         log.write(&batch, Kind::Stdout, 1);
@@ -455,10 +420,6 @@ mod tests {
         fs::remove_file(dir.path().join("no")).unwrap();
         assert!(log.retry());
         let text = fs::read_to_string(&path).unwrap();
-        assert!(
-            text.len() > PENDING
-                && text.contains("5 bytes of log dropped")
-                && !text.contains("lost")
-        );
+        assert!(text.len() > PENDING && text.contains("5 bytes of log dropped") && !text.contains("lost"));
     }
 }

@@ -43,9 +43,7 @@ fn main() {
             0
         }
         _ => {
-            eprintln!(
-                "usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH]"
-            );
+            eprintln!("usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH]");
             2
         }
     };

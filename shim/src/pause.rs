@@ -116,28 +116,16 @@ fn program() -> Vec<u8> {
         let (start, end) = (&raw const shim_pause_start, &raw const shim_pause_end);
         std::slice::from_raw_parts(start, end as usize - start as usize)
     };
-    const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
-        183
-    } else {
-        62
-    };
+    const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
     let size = HEADERS + code.len() as u64;
     let mut elf = Vec::with_capacity(size as usize);
     elf.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     elf.extend([2u16, MACHINE].iter().flat_map(|half| half.to_le_bytes()));
     elf.extend(1u32.to_le_bytes());
     // Entry, program headers, section headers, flags.
-    elf.extend(
-        [BASE + HEADERS, 64, 0]
-            .iter()
-            .flat_map(|word| word.to_le_bytes()),
-    );
+    elf.extend([BASE + HEADERS, 64, 0].iter().flat_map(|word| word.to_le_bytes()));
     elf.extend(0u32.to_le_bytes());
-    elf.extend(
-        [64u16, 56, 1, 0, 0, 0]
-            .iter()
-            .flat_map(|half| half.to_le_bytes()),
-    );
+    elf.extend([64u16, 56, 1, 0, 0, 0].iter().flat_map(|half| half.to_le_bytes()));
     // PT_LOAD, readable and executable, of the whole file.
     elf.extend([1u32, 5].iter().flat_map(|word| word.to_le_bytes()));
     elf.extend(
@@ -177,15 +165,9 @@ fn steps(request: &PauseRequest, channel: RawFd) -> Result<(), String> {
     if !request.hostname.is_empty() {
         let name = &request.hostname;
         // SAFETY: pointer and length of a live string.
-        check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
-            .map_err(told("hostname"))?;
+        check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map_err(told("hostname"))?;
     }
-    let flags = libc::CLONE_NEWNS
-        | if request.new_pid_ns {
-            libc::CLONE_NEWPID
-        } else {
-            0
-        };
+    let flags = libc::CLONE_NEWNS | if request.new_pid_ns { libc::CLONE_NEWPID } else { 0 };
     let pid = sys::fork_sibling(flags).map_err(told("fork"))?;
     if pid == 0 {
         drop(held.1);
@@ -243,14 +225,7 @@ fn inside(program: &OwnedFd, held: &OwnedFd) -> io::Result<std::convert::Infalli
     let argv = [c"/pause".as_ptr(), std::ptr::null()];
     let env: [*const libc::c_char; 1] = [std::ptr::null()];
     // SAFETY: no pointers. All goes at execve, stdio too: a container could open it through /proc/1/fd.
-    unsafe {
-        libc::syscall(
-            libc::SYS_close_range,
-            0,
-            u32::MAX,
-            libc::CLOSE_RANGE_CLOEXEC,
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     // SAFETY: null-terminated arrays of valid strings, an empty path that means the descriptor itself.
     unsafe {
         libc::syscall(
@@ -267,29 +242,22 @@ fn inside(program: &OwnedFd, held: &OwnedFd) -> io::Result<std::convert::Infalli
 
 /// An empty, read-only root; this process has a mount namespace of its own.
 fn empty_root() -> io::Result<()> {
-    let mount = |source: Option<&CString>,
-                 target: &CString,
-                 kind: Option<&CString>,
-                 flags: u64,
-                 data: Option<&CString>| {
-        let pointer = |text: Option<&CString>| text.map_or(std::ptr::null(), |text| text.as_ptr());
-        // SAFETY: valid strings or null.
-        let done = unsafe {
-            libc::mount(
-                pointer(source),
-                target.as_ptr(),
-                pointer(kind),
-                flags,
-                pointer(data).cast(),
-            )
+    let mount =
+        |source: Option<&CString>, target: &CString, kind: Option<&CString>, flags: u64, data: Option<&CString>| {
+            let pointer = |text: Option<&CString>| text.map_or(std::ptr::null(), |text| text.as_ptr());
+            // SAFETY: valid strings or null.
+            let done = unsafe {
+                libc::mount(
+                    pointer(source),
+                    target.as_ptr(),
+                    pointer(kind),
+                    flags,
+                    pointer(data).cast(),
+                )
+            };
+            check(done).map(drop)
         };
-        check(done).map(drop)
-    };
-    let (root, over, tmpfs) = (
-        CString::from(c"/"),
-        CString::from(c"/proc"),
-        CString::from(c"tmpfs"),
-    );
+    let (root, over, tmpfs) = (CString::from(c"/"), CString::from(c"/proc"), CString::from(c"tmpfs"));
     mount(None, &root, None, libc::MS_REC | libc::MS_PRIVATE, None)?;
     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     let options = CString::from(c"mode=0555,size=4k,nr_inodes=1");
@@ -297,11 +265,7 @@ fn empty_root() -> io::Result<()> {
     // SAFETY: valid strings. pivot_root(".", ".") stacks the old root on the new one; then it is let go.
     unsafe {
         check(libc::chdir(over.as_ptr()))?;
-        check(libc::syscall(
-            libc::SYS_pivot_root,
-            c".".as_ptr(),
-            c".".as_ptr(),
-        ))?;
+        check(libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()))?;
         check(libc::umount2(c".".as_ptr(), libc::MNT_DETACH))?;
         check(libc::chdir(root.as_ptr()))?;
     }
@@ -311,12 +275,7 @@ fn empty_root() -> io::Result<()> {
 fn memfd(bytes: &[u8]) -> io::Result<OwnedFd> {
     let make = |flags: u32| {
         // SAFETY: a valid name.
-        check(unsafe {
-            libc::memfd_create(
-                c"pause".as_ptr(),
-                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags,
-            )
-        })
+        check(unsafe { libc::memfd_create(c"pause".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags) })
     };
     // Kernels before 6.3 do not know MFD_EXEC and make everything executable.
     let fd = make(libc::MFD_EXEC).or_else(|_| make(0))?;

@@ -128,8 +128,7 @@ impl Proc {
     pub fn kill(&self) -> bool {
         let _ = self.signal(libc::SIGKILL);
         let cgroups = self.cgroups();
-        let is_empty =
-            self.task.pause || cgroup::main_dir(&cgroups).is_none_or(|dir| cgroup::kill(dir));
+        let is_empty = self.task.pause || cgroup::main_dir(&cgroups).is_none_or(|dir| cgroup::kill(dir));
         if !is_empty {
             cgroups.iter().for_each(|dir| cgroup::thaw(dir));
         }
@@ -204,11 +203,7 @@ impl Proc {
         for (stream, ready) in self.streams.iter().zip(&mut self.ready) {
             *ready |= stream.due().is_some_and(|due| due <= now);
         }
-        if let Some(log) = self
-            .log
-            .as_mut()
-            .filter(|log| log.is_behind() && self.log_retry <= now)
-        {
+        if let Some(log) = self.log.as_mut().filter(|log| log.is_behind() && self.log_retry <= now) {
             log.retry();
             self.log_retry = now + LOG_RETRY;
         }
@@ -292,11 +287,7 @@ impl Proc {
     /// When something is due next, CLOCK_BOOTTIME ns.
     pub fn due(&self) -> Option<u64> {
         let tails = self.streams.iter().filter_map(Stream::due);
-        let log = self
-            .log
-            .as_ref()
-            .filter(|log| log.is_behind())
-            .map(|_| self.log_retry);
+        let log = self.log.as_ref().filter(|log| log.is_behind()).map(|_| self.log_retry);
         let end = (self.phase == Phase::Stopping).then_some(if self.look_at == 0 {
             self.drain_until
         } else {
@@ -396,12 +387,8 @@ impl Needs {
 
     /// The container's cgroup directories, in every hierarchy.
     pub fn cgroups(&self) -> Result<Vec<String>, String> {
-        let dirs = cgroup::dirs(&self.linux.cgroups_path)
-            .map_err(|error| format!("linux.cgroupsPath: {error}"))?;
-        Ok(dirs
-            .into_iter()
-            .map(|dir| dir.to_string_lossy().into_owned())
-            .collect())
+        let dirs = cgroup::dirs(&self.linux.cgroups_path).map_err(|error| format!("linux.cgroupsPath: {error}"))?;
+        Ok(dirs.into_iter().map(|dir| dir.to_string_lossy().into_owned()).collect())
     }
 
     /// The host's uid and gid of the container's user.
@@ -453,10 +440,7 @@ pub fn make_stdio(run: &RunRequest, owner: (u32, u32)) -> io::Result<Stdio> {
         // Never ends: the container holds a writing end itself, and outlives the shim unawares.
         (true, false) => (stdio::make_stdin(dir, owner)?, None),
     };
-    let ours = vec![
-        Stream::fifo(out, Kind::Stdout),
-        Stream::fifo(err, Kind::Stderr),
-    ];
+    let ours = vec![Stream::fifo(out, Kind::Stdout), Stream::fifo(err, Kind::Stderr)];
     Ok(Stdio {
         theirs: [their_in, their_out, their_err],
         ours,

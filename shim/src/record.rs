@@ -99,9 +99,7 @@ impl End {
 /// Reads a record; `None` if there is no file.
 pub fn read(path: &Path) -> Result<Option<RunRecord>> {
     match File::open(path) {
-        Ok(file) => read_file(&file)
-            .map(Some)
-            .map_err(Error::io("read run record", path)),
+        Ok(file) => read_file(&file).map(Some).map_err(Error::io("read run record", path)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::io("open run record", path)(error)),
     }
@@ -144,14 +142,10 @@ pub fn write_stop(path: &Path, stop: Stop) -> Result<Stop> {
 /// Writes the end slot durably unless there is one; returns the one that stands.
 pub fn write_end(path: &Path, mut end: End) -> Result<End> {
     let file = open(path)?;
-    if let Some(old) = read_file(&file)
-        .map_err(Error::io("read run record", path))?
-        .end
-    {
+    if let Some(old) = read_file(&file).map_err(Error::io("read run record", path))?.end {
         return Ok(old);
     }
-    end.message
-        .truncate(end.message.floor_char_boundary(MESSAGE));
+    end.message.truncate(end.message.floor_char_boundary(MESSAGE));
     write(&file, END, &end)
         .and_then(|()| file.sync_data())
         .map_err(Error::io("write end to run record", path))?;
@@ -196,11 +190,7 @@ fn read_file(file: &File) -> io::Result<RunRecord> {
 
 fn slot<M: Message + Default>(bytes: &[u8], (offset, size): (u64, usize)) -> Option<M> {
     let slot = bytes.get(offset as usize..offset as usize + size)?;
-    let word = |at: usize| {
-        slot[at..]
-            .first_chunk()
-            .map(|word| u32::from_le_bytes(*word))
-    };
+    let word = |at: usize| slot[at..].first_chunk().map(|word| u32::from_le_bytes(*word));
     let body = slot.get(HEAD..HEAD.checked_add(word(4)? as usize)?)?;
     (word(0)? == MAGIC && word(8)? == crc32(body))
         .then(|| M::decode(body).ok())
@@ -210,10 +200,7 @@ fn slot<M: Message + Default>(bytes: &[u8], (offset, size): (u64, usize)) -> Opt
 fn write(file: &File, (offset, size): (u64, usize), message: &impl Message) -> io::Result<()> {
     let body = message.encode_to_vec();
     if HEAD + body.len() > size {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "too long for its slot",
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "too long for its slot"));
     }
     let mut slot = Vec::with_capacity(HEAD + body.len());
     slot.extend(MAGIC.to_le_bytes());
@@ -293,10 +280,7 @@ mod tests {
             50
         );
         let end = write_end(&path, End::from_wait(9, true, 5)).unwrap();
-        assert_eq!(
-            (end.code, end.signal, end.reason.as_str()),
-            (137, 9, "OOMKilled")
-        );
+        assert_eq!((end.code, end.signal, end.reason.as_str()), (137, 9, "OOMKilled"));
         assert_eq!(write_end(&path, End::lost(6)).unwrap(), end);
         let record = read(&path).unwrap().unwrap();
         assert_eq!((record.start, record.end), (Some(start), Some(end)));
@@ -312,9 +296,6 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         assert_eq!(read(&path).unwrap().unwrap(), RunRecord::default());
         write_end(&path, End::start_error("é".repeat(4000), 7)).unwrap();
-        assert_eq!(
-            read(&path).unwrap().unwrap().end.unwrap().message.len(),
-            MESSAGE
-        );
+        assert_eq!(read(&path).unwrap().unwrap().end.unwrap().message.len(), MESSAGE);
     }
 }

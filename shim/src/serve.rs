@@ -47,12 +47,7 @@ fn options(args: &[String]) -> Result<Options, String> {
             "--cgroup" => &mut cgroup,
             other => return Err(format!("{other}: unknown option")),
         };
-        *slot = Some(
-            words
-                .next()
-                .ok_or_else(|| format!("{word}: needs a value"))?
-                .clone(),
-        );
+        *slot = Some(words.next().ok_or_else(|| format!("{word}: needs a value"))?.clone());
     }
     let dir = PathBuf::from(dir.ok_or("--dir: missing")?);
     if !dir.is_absolute() {
@@ -63,11 +58,7 @@ fn options(args: &[String]) -> Result<Options, String> {
         name: name.unwrap_or_default(),
         uid: uid.unwrap_or_default(),
     };
-    Ok(Options {
-        identity,
-        dir,
-        cgroup,
-    })
+    Ok(Options { identity, dir, cgroup })
 }
 
 /// Forks the shim and returns once it listens (0), or could not.
@@ -104,11 +95,7 @@ fn seal() -> io::Result<()> {
     let args: Vec<CString> = std::env::args_os()
         .map(|arg| CString::new(arg.into_vec()))
         .collect::<Result<_, _>>()?;
-    let argv: Vec<_> = args
-        .iter()
-        .map(|arg| arg.as_ptr())
-        .chain([std::ptr::null()])
-        .collect();
+    let argv: Vec<_> = args.iter().map(|arg| arg.as_ptr()).chain([std::ptr::null()]).collect();
     let env: [*const libc::c_char; 1] = [std::ptr::null()];
     // SAFETY: valid strings, a live mount_attr with its size, null-terminated arrays; the descriptor is the kernel's.
     unsafe {
@@ -229,10 +216,7 @@ fn stdio(dir: &Path) -> io::Result<()> {
     if log.metadata()?.len() > LOG_LIMIT as u64 {
         log.set_len(0)?;
     }
-    let null = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     for (from, to) in [(&null, 0), (&null, 1), (&log, 2)] {
         // SAFETY: live descriptors.
         sys::check(unsafe { libc::dup2(from.as_raw_fd(), to) })?;

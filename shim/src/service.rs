@@ -78,13 +78,10 @@ impl Service {
         let handle = File::open(dir)?;
         let _ = std::fs::remove_file(dir.join(SOCKET));
         // Through the descriptor: a socket's path ends at 108 bytes.
-        let listener =
-            UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET}", handle.as_raw_fd()))?;
+        let listener = UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET}", handle.as_raw_fd()))?;
         listener.set_nonblocking(true)?;
         // SAFETY: a flag and no pointers; then a descriptor the kernel just gave us.
-        let epoll = unsafe {
-            OwnedFd::from_raw_fd(sys::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))? as RawFd)
-        };
+        let epoll = unsafe { OwnedFd::from_raw_fd(sys::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))? as RawFd) };
         let service = Service {
             dir: dir.into(),
             identity,
@@ -152,8 +149,7 @@ impl Service {
             u64: u64::from(key) << 8 | of as u64,
         };
         // SAFETY: a live event.
-        sys::check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), what, fd, &mut event) })
-            .map(drop)
+        sys::check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), what, fd, &mut event) }).map(drop)
     }
 
     /// ms until something is due; -1 for never.
@@ -222,11 +218,7 @@ impl Service {
     /// A process is gone, its record written: those who waited for that are told.
     fn over(&mut self, proc: Proc) {
         if let Some(run) = proc.run {
-            let why = proc
-                .end
-                .as_ref()
-                .map(|end| end.message.clone())
-                .unwrap_or_default();
+            let why = proc.end.as_ref().map(|end| end.message.clone()).unwrap_or_default();
             self.answer(run, Err((Code::StartFailed, why)));
         }
         for delete in proc.deletes {
@@ -243,10 +235,7 @@ impl Service {
             if !is_set || self.clients.len() >= CLIENTS {
                 continue;
             }
-            if self
-                .watch(stream.as_raw_fd(), Of::Client, key, libc::EPOLLIN)
-                .is_ok()
-            {
+            if self.watch(stream.as_raw_fd(), Of::Client, key, libc::EPOLLIN).is_ok() {
                 let (input, output) = (Vec::new(), VecDeque::new());
                 self.clients.push(Client {
                     key,
@@ -312,10 +301,7 @@ impl Service {
             return;
         };
         let response = match answer {
-            Ok(payload) => Response {
-                status: None,
-                payload,
-            },
+            Ok(payload) => Response { status: None, payload },
             Err((code, message)) => Response {
                 status: Some(Status {
                     code: code as i32,
@@ -325,9 +311,7 @@ impl Service {
             },
         };
         let lags = client.output.len() > LAG;
-        client
-            .output
-            .extend(frame::encode(stream, Kind::Response, &response));
+        client.output.extend(frame::encode(stream, Kind::Response, &response));
         if lags || !self.flush(key) {
             self.hang_up(key);
         }
@@ -354,9 +338,7 @@ impl Service {
             client.wants_write = wants_write;
             let events = libc::EPOLLIN | if wants_write { libc::EPOLLOUT } else { 0 };
             let fd = client.stream.as_raw_fd();
-            return self
-                .control(libc::EPOLL_CTL_MOD, fd, Of::Client, key, events)
-                .is_ok();
+            return self.control(libc::EPOLL_CTL_MOD, fd, Of::Client, key, events).is_ok();
         }
         true
     }
@@ -370,24 +352,15 @@ impl Service {
             "Run" => decode(&request)
                 .and_then(|message| self.start_run(caller, message))
                 .map(|()| None),
-            "Stop" => decode(&request)
-                .and_then(|message| self.stop(message))
-                .map(Some),
-            "Kill" => decode(&request)
-                .and_then(|message| self.kill(message))
-                .map(Some),
+            "Stop" => decode(&request).and_then(|message| self.stop(message)).map(Some),
+            "Kill" => decode(&request).and_then(|message| self.kill(message)).map(Some),
             "Delete" => decode(&request).map(|message| self.delete(caller, message)),
-            "ReopenLog" => decode(&request)
-                .and_then(|message| self.reopen_log(message))
-                .map(Some),
+            "ReopenLog" => decode(&request).and_then(|message| self.reopen_log(message)).map(Some),
             "Exec" => decode(&request)
                 .and_then(|message| self.start_exec(caller, message))
                 .map(|()| None),
             "Shutdown" => self.shutdown().map(Some),
-            other => Err((
-                Code::Unimplemented,
-                format!("method {other:?} is unknown to this shim"),
-            )),
+            other => Err((Code::Unimplemented, format!("method {other:?} is unknown to this shim"))),
         };
         match answer {
             Ok(None) => {}
@@ -408,11 +381,7 @@ impl Service {
             phase: proc.phase as i32,
             adopted: proc.pidfd.is_some(),
             dropped_bytes: proc.log.as_ref().map_or(0, Log::dropped_ever),
-            execs: self
-                .execs
-                .iter()
-                .filter(|exec| exec.container == proc.key)
-                .count() as u32,
+            execs: self.execs.iter().filter(|exec| exec.container == proc.key).count() as u32,
             started_at: proc.started.started_at,
         };
         api::StateResponse {
@@ -431,8 +400,7 @@ impl Service {
         }
         let proc = self.find(&request.id)?;
         if proc.phase == Phase::Running {
-            proc.stop(request.signal, request.grace_ns)
-                .map_err(internal)?;
+            proc.stop(request.signal, request.grace_ns).map_err(internal)?;
         } else if proc.phase == Phase::Starting {
             return Err((
                 Code::FailedPrecondition,
@@ -463,10 +431,7 @@ impl Service {
         let proc = self.find(&request.id)?;
         let path = Some(Path::new(&request.path)).filter(|path| !path.as_os_str().is_empty());
         if path.is_some_and(|path| !path.is_absolute()) {
-            return Err(invalid(
-                "path",
-                format!("{:?} is not absolute", request.path),
-            ));
+            return Err(invalid("path", format!("{:?} is not absolute", request.path)));
         }
         let Some(log) = proc.log.as_mut().filter(|_| proc.phase == Phase::Running) else {
             return Err((
@@ -474,12 +439,8 @@ impl Service {
                 format!("{} is not running with a log", request.id),
             ));
         };
-        log.reopen(path).map_err(|error| {
-            (
-                Code::Internal,
-                format!("open log {:?}: {error}", request.path),
-            )
-        })?;
+        log.reopen(path)
+            .map_err(|error| (Code::Internal, format!("open log {:?}: {error}", request.path)))?;
         if let (Some(run), true) = (&mut proc.task.run, path.is_some()) {
             run.log_path = request.path;
             let task = proc.task.clone();
@@ -491,10 +452,7 @@ impl Service {
     fn shutdown(&mut self) -> Result<Vec<u8>, Refusal> {
         if let Some(proc) = self.procs.first() {
             let (id, count) = (proc.id(), self.procs.len());
-            return Err((
-                Code::FailedPrecondition,
-                format!("{count} processes live, {id} first"),
-            ));
+            return Err((Code::FailedPrecondition, format!("{count} processes live, {id} first")));
         }
         self.is_ending = true;
         Ok(Vec::new())
@@ -517,15 +475,10 @@ impl Service {
         } else {
             self.absent_dirs(&request.cgroup)?
         };
-        let task = Task {
-            cgroups: made,
-            ..task
-        };
+        let task = Task { cgroups: made, ..task };
         process::save(&self.dir, &task).map_err(internal)?;
-        self.start(caller, task, &[], move |channel| {
-            pause::run(&request, &channel)
-        })
-        .map(drop)
+        self.start(caller, task, &[], move |channel| pause::run(&request, &channel))
+            .map(drop)
     }
 
     fn absent_dirs(&self, cgroup: &str) -> Result<Vec<String>, Refusal> {
@@ -551,10 +504,7 @@ impl Service {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.+".contains(c);
         let id = &request.id;
         if id.is_empty() || id.len() > 128 || id.starts_with('.') || !id.chars().all(is_plain) {
-            return Err(invalid(
-                "id",
-                format!("{id:?} is not 1-128 of a-z A-Z 0-9 _ - . +"),
-            ));
+            return Err(invalid("id", format!("{id:?} is not 1-128 of a-z A-Z 0-9 _ - . +")));
         }
         self.is_new(id, &request.record, true)?;
         let pid = self.pid_namespace(&request)?;
@@ -591,8 +541,7 @@ impl Service {
         let kept = theirs.each_ref().map(|fd| fd.as_raw_fd());
         let key = self.start(caller, task, &kept, move |channel| {
             let told = channel.as_raw_fd();
-            let (spec, seccomp) =
-                init::load(&bundle).unwrap_or_else(|error| crate::r#become::fail(told, &error));
+            let (spec, seccomp) = init::load(&bundle).unwrap_or_else(|error| crate::r#become::fail(told, &error));
             let plan = init::Plan {
                 id: request.id,
                 dir,
@@ -644,28 +593,18 @@ impl Service {
             return Err((Code::AlreadyExists, format!("process {id:?} exists")));
         }
         if self.procs.len() >= PROCESSES {
-            return Err((
-                Code::ResourceExhausted,
-                format!("{PROCESSES} processes in this pod"),
-            ));
+            return Err((Code::ResourceExhausted, format!("{PROCESSES} processes in this pod")));
         }
-        let old = record::read(Path::new(record))
-            .map_err(internal)?
-            .unwrap_or_default();
+        let old = record::read(Path::new(record)).map_err(internal)?.unwrap_or_default();
         if old.end.is_some() || (is_once && old.start.is_some()) {
-            return Err((
-                Code::FailedPrecondition,
-                format!("record {record}: it has run before"),
-            ));
+            return Err((Code::FailedPrecondition, format!("record {record}: it has run before")));
         }
         Ok(())
     }
 
     /// A start that fails before there is a process.
     fn not_started(&self, record: &str, error: String) -> Refusal {
-        if let Err(error) =
-            record::write_end(Path::new(record), End::start_error(&error, sys::now()))
-        {
+        if let Err(error) = record::write_end(Path::new(record), End::start_error(&error, sys::now())) {
             crate::note!("{error}");
         }
         (Code::StartFailed, error)
@@ -720,22 +659,14 @@ impl Service {
                     proc.pid = proc.started.pid;
                 }
                 (Some((&message::TERMINAL, _)), Some(fd)) => self.add_terminal(key, fd),
-                (Some((_, text)), _) => {
-                    proc.error = Some(String::from_utf8_lossy(text).into_owned())
-                }
+                (Some((_, text)), _) => proc.error = Some(String::from_utf8_lossy(text).into_owned()),
             }
         }
     }
 
     fn add_terminal(&mut self, key: u32, fd: OwnedFd) {
         // SAFETY: no pointers.
-        unsafe {
-            libc::fcntl(
-                fd.as_raw_fd(),
-                libc::F_SETFL,
-                libc::O_NONBLOCK | libc::O_RDWR,
-            )
-        };
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK | libc::O_RDWR) };
         self.watch_output(fd.as_raw_fd(), key);
         if let Some(proc) = self.procs.iter_mut().find(|proc| proc.key == key) {
             proc.add(Stream::terminal(fd));
@@ -749,8 +680,7 @@ impl Service {
             return;
         };
         proc.channel = None;
-        let unmade =
-            (proc.pid == 0).then(|| "its maker died without a word; see shim.log".to_owned());
+        let unmade = (proc.pid == 0).then(|| "its maker died without a word; see shim.log".to_owned());
         let status = self
             .orphans
             .iter()
@@ -777,14 +707,7 @@ impl Service {
     fn reap(&mut self) {
         let mut info = [0u8; 128];
         // SAFETY: a live buffer, as long as a signalfd_siginfo.
-        while unsafe {
-            libc::read(
-                self.signals.as_raw_fd(),
-                info.as_mut_ptr().cast(),
-                info.len(),
-            )
-        } > 0
-        {}
+        while unsafe { libc::read(self.signals.as_raw_fd(), info.as_mut_ptr().cast(), info.len()) } > 0 {}
         loop {
             let mut status = 0;
             // SAFETY: a live int.
@@ -803,11 +726,7 @@ impl Service {
 
     fn child_ended(&mut self, pid: u32, status: i32) {
         let dir = self.dir.clone();
-        if let Some(proc) = self
-            .procs
-            .iter_mut()
-            .find(|proc| proc.pid == pid && !proc.is_dead)
-        {
+        if let Some(proc) = self.procs.iter_mut().find(|proc| proc.pid == pid && !proc.is_dead) {
             match proc.phase {
                 Phase::Running => proc.ended(&dir, End::from_wait(status, false, sys::now())),
                 // Its channel may still hold why.
@@ -833,11 +752,7 @@ impl Service {
     /// A process taken over ended: it is no child, so the kernel is asked in other ways.
     fn adopted_ended(&mut self, key: u32) {
         let dir = self.dir.clone();
-        let Some(proc) = self
-            .procs
-            .iter_mut()
-            .find(|proc| proc.key == key && !proc.is_dead)
-        else {
+        let Some(proc) = self.procs.iter_mut().find(|proc| proc.key == key && !proc.is_dead) else {
             return;
         };
         let Some(pidfd) = &proc.pidfd else { return };
@@ -866,16 +781,8 @@ fn child_signals() -> io::Result<OwnedFd> {
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&mut set, libc::SIGCHLD);
-        sys::check(libc::sigprocmask(
-            libc::SIG_BLOCK,
-            &set,
-            std::ptr::null_mut(),
-        ))?;
-        let fd = sys::check(libc::signalfd(
-            -1,
-            &set,
-            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
-        ))?;
+        sys::check(libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()))?;
+        let fd = sys::check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
         Ok(OwnedFd::from_raw_fd(fd as RawFd))
     }
 }
@@ -887,13 +794,9 @@ fn next_request(input: &mut Vec<u8>) -> shim::Result<Option<(u32, Request)>> {
     let Some(body) = input.get(HEADER..HEADER + header.len) else {
         return Ok(None);
     };
-    let request =
-        Request::decode(body).map_err(|error| shim::Error::Protocol(error.to_string()))?;
+    let request = Request::decode(body).map_err(|error| shim::Error::Protocol(error.to_string()))?;
     if header.kind != Kind::Request {
-        return Err(shim::Error::Protocol(format!(
-            "{:?} from a client",
-            header.kind
-        )));
+        return Err(shim::Error::Protocol(format!("{:?} from a client", header.kind)));
     }
     input.drain(..HEADER + header.len);
     if input.is_empty() {
@@ -903,8 +806,7 @@ fn next_request(input: &mut Vec<u8>) -> shim::Result<Option<(u32, Request)>> {
 }
 
 fn decode<M: Message + Default>(request: &Request) -> Result<M, Refusal> {
-    M::decode(&*request.payload)
-        .map_err(|error| (Code::InvalidArgument, format!("request: {error}")))
+    M::decode(&*request.payload).map_err(|error| (Code::InvalidArgument, format!("request: {error}")))
 }
 
 pub fn started(bytes: &[u8]) -> Started {
@@ -914,9 +816,7 @@ pub fn started(bytes: &[u8]) -> Started {
             .and_then(|rest| rest.first_chunk())
             .map_or(0, |raw| u64::from_le_bytes(*raw))
     };
-    let pid = bytes
-        .first_chunk()
-        .map_or(0, |raw| u32::from_le_bytes(*raw));
+    let pid = bytes.first_chunk().map_or(0, |raw| u32::from_le_bytes(*raw));
     Started {
         pid,
         start_ticks: word(4),

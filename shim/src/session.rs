@@ -67,12 +67,7 @@ impl Exec {
     }
 
     pub fn pump(&mut self) {
-        for (open, output) in self
-            .open
-            .iter_mut()
-            .zip(&mut self.output)
-            .filter(|(open, _)| **open)
-        {
+        for (open, output) in self.open.iter_mut().zip(&mut self.output).filter(|(open, _)| **open) {
             let (is_end, dropped) = output.pump(&mut self.room);
             *open = !is_end;
             self.is_truncated |= dropped;
@@ -92,19 +87,14 @@ impl Exec {
     pub fn due(&self) -> Option<u64> {
         let kill = (self.empty_until > 0).then_some(self.look_at);
         let drain = self.status.map(|_| self.drain_until);
-        let late = self
-            .deadline
-            .filter(|_| !self.is_late && self.status.is_none());
+        let late = self.deadline.filter(|_| !self.is_late && self.status.is_none());
         kill.or(drain).into_iter().chain(late).min()
     }
 
     /// True once it is over and its cgroup gone.
     fn tick(&mut self) -> bool {
         let now = sys::boot();
-        if self.deadline.is_some_and(|deadline| deadline <= now)
-            && self.status.is_none()
-            && !self.is_late
-        {
+        if self.deadline.is_some_and(|deadline| deadline <= now) && self.status.is_none() && !self.is_late {
             self.is_late = true;
             self.kill();
         }
@@ -130,10 +120,7 @@ impl Exec {
             return false;
         }
         self.pump();
-        let gone = self
-            .session
-            .clone()
-            .is_none_or(|session| cgroup::remove(&[session]));
+        let gone = self.session.clone().is_none_or(|session| cgroup::remove(&[session]));
         self.look_at = now + LOOK;
         gone || now >= self.empty_until
     }
@@ -181,10 +168,7 @@ impl Service {
             return Err(invalid("env", format!("{entry:?} is not KEY=VALUE")));
         }
         if self.execs.len() >= EXECS {
-            return Err((
-                Code::ResourceExhausted,
-                format!("{EXECS} execs in this pod"),
-            ));
+            return Err((Code::ResourceExhausted, format!("{EXECS} execs in this pod")));
         }
         let proc = self.find(&request.id)?;
         let bundle = proc.task.run.as_ref().map(|run| PathBuf::from(&run.bundle));
@@ -195,8 +179,7 @@ impl Service {
             ));
         };
         proc.exec_count += 1;
-        let (pid, container, number, cgroups) =
-            (proc.pid, proc.key, proc.exec_count, proc.cgroups());
+        let (pid, container, number, cgroups) = (proc.pid, proc.key, proc.exec_count, proc.cgroups());
         let pidfd = sys::pidfd(pid).map_err(internal)?;
         let null = fs::OpenOptions::new()
             .read(true)
@@ -213,8 +196,7 @@ impl Service {
         ] {
             // SAFETY: no pointers.
             unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-            self.watch(fd.as_raw_fd(), of, key, libc::EPOLLIN)
-                .map_err(internal)?;
+            self.watch(fd.as_raw_fd(), of, key, libc::EPOLLIN).map_err(internal)?;
         }
         let session = join::session(&cgroups, number);
         let shim = std::process::id();
@@ -250,8 +232,7 @@ impl Service {
             let kept = [&null, &their_out, &their_err, &their_channel, &pidfd];
             sys::keep_only(&kept.map(|fd| fd.as_raw_fd()));
             let told = their_channel.as_raw_fd();
-            let (process, seccomp) =
-                process_of(&bundle, &request).unwrap_or_else(|error| fail(told, &error));
+            let (process, seccomp) = process_of(&bundle, &request).unwrap_or_else(|error| fail(told, &error));
             let stdio = [null, their_out, their_err];
             join::Plan {
                 pid,
@@ -316,15 +297,9 @@ impl Service {
 }
 
 /// The container's process with the exec's program.
-fn process_of(
-    bundle: &Path,
-    request: &ExecRequest,
-) -> Result<(oci_spec::runtime::Process, Option<Vec<u8>>), String> {
+fn process_of(bundle: &Path, request: &ExecRequest) -> Result<(oci_spec::runtime::Process, Option<Vec<u8>>), String> {
     let (spec, seccomp) = init::load(bundle)?;
-    let mut process = spec
-        .process()
-        .clone()
-        .ok_or("config.json: process: missing")?;
+    let mut process = spec.process().clone().ok_or("config.json: process: missing")?;
     let mut env = process.env().clone().unwrap_or_default();
     for entry in &request.env {
         let key = entry.split_once('=').map_or(entry.as_str(), |(key, _)| key);

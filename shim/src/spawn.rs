@@ -58,15 +58,10 @@ pub fn spawn(exe: &Path, whose: &Identity, dir: &Path, cgroup: Option<&str>) -> 
 fn log_end(dir: &Path) -> String {
     let mut text = String::new();
     if let Ok(mut file) = File::open(dir.join(LOG)) {
-        let start = file
-            .metadata()
-            .map_or(0, |meta| meta.len().saturating_sub(512));
+        let start = file.metadata().map_or(0, |meta| meta.len().saturating_sub(512));
         let _ = file
             .seek(SeekFrom::Start(start))
             .and_then(|_| file.take(512).read_to_string(&mut text));
     }
-    text.lines()
-        .next_back()
-        .unwrap_or("its log is empty")
-        .to_owned()
+    text.lines().next_back().unwrap_or("its log is empty").to_owned()
 }

@@ -57,9 +57,7 @@ impl Scratch {
     fn peek(&mut self, fifo: RawFd) -> io::Result<Option<usize>> {
         let (read, write) = (self.pipe.0.as_raw_fd(), self.pipe.1.as_raw_fd());
         // SAFETY: two live pipes.
-        let len = match sys::check(
-            unsafe { libc::tee(fifo, write, CHUNK, libc::SPLICE_F_NONBLOCK) } as i64,
-        ) {
+        let len = match sys::check(unsafe { libc::tee(fifo, write, CHUNK, libc::SPLICE_F_NONBLOCK) } as i64) {
             Ok(len) => len as usize,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
@@ -68,8 +66,7 @@ impl Scratch {
         let mut filled = 0;
         while filled < len {
             // SAFETY: `chunk` has at least `len` bytes.
-            let got =
-                unsafe { libc::read(read, self.chunk[filled..].as_mut_ptr().cast(), len - filled) };
+            let got = unsafe { libc::read(read, self.chunk[filled..].as_mut_ptr().cast(), len - filled) };
             filled += sys::check(got as i64)? as usize;
         }
         Ok(Some(len))
@@ -169,21 +166,13 @@ impl Stream {
             return Ok(Pumped::More);
         };
         let now = sys::boot();
-        let flush = self
-            .tail
-            .is_some_and(|(tail, due)| tail == len && now >= due);
+        let flush = self.tail.is_some_and(|(tail, due)| tail == len && now >= due);
         let mut done = 0;
         loop {
             scratch.batch.clear();
             let batch = &mut scratch.batch;
             batch.reserve(256 << 10);
-            let taken = log::entries(
-                &scratch.chunk[done..len],
-                self.kind,
-                flush,
-                sys::now(),
-                batch,
-            );
+            let taken = log::entries(&scratch.chunk[done..len], self.kind, flush, sys::now(), batch);
             if taken == 0 {
                 break;
             }
@@ -207,23 +196,13 @@ impl Stream {
         Ok(Pumped::Waiting)
     }
 
-    fn pump_terminal(
-        &mut self,
-        scratch: &mut Scratch,
-        log: &mut Option<Log>,
-    ) -> io::Result<Pumped> {
+    fn pump_terminal(&mut self, scratch: &mut Scratch, log: &mut Option<Log>) -> io::Result<Pumped> {
         let Some(held) = &mut self.held else {
             return Ok(Pumped::End);
         };
         scratch.chunk.resize(CHUNK, 0);
         // SAFETY: `chunk` has CHUNK bytes.
-        let got = unsafe {
-            libc::read(
-                self.fd.as_raw_fd(),
-                scratch.chunk.as_mut_ptr().cast(),
-                CHUNK,
-            )
-        };
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), scratch.chunk.as_mut_ptr().cast(), CHUNK) };
         let (len, state) = match sys::check(got as i64) {
             Ok(len) if len > 0 => (len as usize, Pumped::More),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (0, Pumped::Waiting),
@@ -232,18 +211,11 @@ impl Stream {
         };
         held.extend_from_slice(&scratch.chunk[..len]);
         let now = sys::boot();
-        let flush =
-            state == Pumped::End || (len == 0 && self.tail.is_some_and(|(_, due)| now >= due));
+        let flush = state == Pumped::End || (len == 0 && self.tail.is_some_and(|(_, due)| now >= due));
         let mut done = 0;
         while let Some(log) = log {
             scratch.batch.clear();
-            let taken = log::entries(
-                &held[done..],
-                self.kind,
-                flush,
-                sys::now(),
-                &mut scratch.batch,
-            );
+            let taken = log::entries(&held[done..], self.kind, flush, sys::now(), &mut scratch.batch);
             if taken == 0 {
                 break;
             }
@@ -302,11 +274,7 @@ pub fn make_fifo(dir: &Path, kind: Kind, owner: (u32, u32)) -> io::Result<(Owned
 pub fn make_stdin(dir: &Path, owner: (u32, u32)) -> io::Result<OwnedFd> {
     let path = dir.join("stdin");
     make(&path, owner)?;
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .map(OwnedFd::from)
+    OpenOptions::new().read(true).write(true).open(&path).map(OwnedFd::from)
 }
 
 fn make(path: &Path, owner: (u32, u32)) -> io::Result<()> {

@@ -26,10 +26,7 @@ pub fn boot() -> u64 {
 }
 
 fn clock(which: libc::clockid_t) -> i64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec for the call to fill; both clocks exist on every Linux served.
     unsafe { libc::clock_gettime(which, &mut time) };
     time.tv_sec * 1_000_000_000 + time.tv_nsec
@@ -72,15 +69,7 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
 /// Sends a signal through a pidfd, so that it cannot reach a later process of the same number.
 pub fn pidfd_signal(fd: BorrowedFd, signal: i32) -> io::Result<()> {
     // SAFETY: a null siginfo is allowed.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            fd.as_raw_fd(),
-            signal,
-            0usize,
-            0,
-        )
-    };
+    let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd.as_raw_fd(), signal, 0usize, 0) };
     check(done).map(drop)
 }
 
@@ -200,10 +189,7 @@ pub fn exit(code: i32) -> ! {
 /// Closes every descriptor but stdio and these. A forked maker must not hold the shim's sockets: while one is open
 /// the other side does not see that the shim died.
 pub fn keep_only(keep: &[RawFd]) {
-    let mut keep: Vec<u32> = keep
-        .iter()
-        .filter_map(|fd| u32::try_from(*fd).ok())
-        .collect();
+    let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
     keep.sort_unstable();
     let mut from = 3;
     for fd in keep.into_iter().chain([u32::MAX]) {

@@ -53,14 +53,9 @@ async fn a_start_cut_off_anywhere_is_finished_or_undone() {
         assert!(end.is_some() || record.start.is_none(), "{id}: no end");
         assert_eq!(pod.cgroups(&id), Vec::<PathBuf>::new(), "{id}");
         assert!(!Path::new(&container.request.fifo_dir).exists(), "{id}");
-        let left = fs::read_dir(&pod.dir).unwrap().filter(|entry| {
-            entry
-                .as_ref()
-                .unwrap()
-                .file_name()
-                .to_string_lossy()
-                .starts_with(&id)
-        });
+        let left = fs::read_dir(&pod.dir)
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(&id));
         assert_eq!(left.count(), 0, "{id}");
     }
     println!("{ran} ran on, {failed} were written off as not started");

@@ -17,10 +17,7 @@ async fn output_code_and_errors() {
     let pod = Pod::new().await;
     let container = pod.container("c", &["/hello", "sleep", "1000"]);
     pod.run(&container).await.unwrap();
-    let output = pod
-        .exec("c", "echo out; echo err >&2; exit 3", LONG)
-        .await
-        .unwrap();
+    let output = pod.exec("c", "echo out; echo err >&2; exit 3", LONG).await.unwrap();
     assert_eq!(
         (&*output.stdout, &*output.stderr, output.exit_code),
         (&b"out\n"[..], &b"err\n"[..], 3)
@@ -40,10 +37,7 @@ async fn output_code_and_errors() {
         .exec(request(&["sh", "-c", "echo $X $PWD $PATH"]))
         .await
         .unwrap();
-    assert_eq!(
-        (&*output.stdout, output.truncated),
-        (&b"1 /usr /us"[..], true)
-    );
+    assert_eq!((&*output.stdout, output.truncated), (&b"1 /usr /us"[..], true));
     let error = pod.client.exec(request(&["no-such"])).await.unwrap_err();
     assert_eq!(error.code(), Some(Code::StartFailed));
     assert!(error.to_string().contains("/usr/bin"), "{error}");
@@ -66,10 +60,7 @@ async fn output_code_and_errors() {
 
 /// Cgroups of execs that are left.
 fn sessions(pod: &Pod) -> Vec<PathBuf> {
-    let dirs = pod
-        .cgroups("c")
-        .into_iter()
-        .flat_map(|dir| fs::read_dir(dir).unwrap());
+    let dirs = pod.cgroups("c").into_iter().flat_map(|dir| fs::read_dir(dir).unwrap());
     dirs.map(|entry| entry.unwrap().path())
         .filter(|path| path.is_dir())
         .collect()
@@ -93,11 +84,7 @@ async fn a_timeout_leaves_nothing_of_the_session() {
     let script = "setsid sleep 1234 & echo $!; (setsid setsid sleep 1234 &) ; echo $$; sleep 1234";
     let output = pod.exec("c", script, Duration::from_secs(1)).await.unwrap();
     assert!(output.timed_out);
-    assert!(
-        start.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     let found = pids(&output.stdout);
     assert_eq!(found.len(), 2);
     assert!(found.iter().all(|pid| !is_alive(*pid)));
@@ -116,11 +103,7 @@ async fn a_background_child_that_holds_the_pipe_is_not_waited_for() {
         .exec("c", "sleep 300 & echo $!", Duration::from_secs(1))
         .await
         .unwrap();
-    assert!(
-        start.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!((output.exit_code, output.timed_out), (0, false));
     assert!(!is_alive(pids(&output.stdout)[0]));
     // One that let go of it was meant to stay.
@@ -155,23 +138,14 @@ async fn an_exec_dies_with_its_connection_and_with_its_container() {
             .flat_map(|pids| pids.lines().map(String::from).collect::<Vec<_>>())
             .collect::<Vec<_>>()
     };
-    let dropped = tokio::time::timeout(
-        Duration::from_millis(300),
-        pod.exec("c", "sleep 1000", LONG),
-    )
-    .await;
+    let dropped = tokio::time::timeout(Duration::from_millis(300), pod.exec("c", "sleep 1000", LONG)).await;
     assert!(dropped.is_err());
     while !running(&pod).is_empty() {
         tokio::task::yield_now().await;
     }
     wait(|| sessions(&pod).is_empty().then_some(()));
     let exec = pod.exec("c", "touch /tmp/begun; sleep 1000", LONG);
-    let root = container
-        .config
-        .pointer("/root/path")
-        .unwrap()
-        .as_str()
-        .unwrap();
+    let root = container.config.pointer("/root/path").unwrap().as_str().unwrap();
     let begun = Path::new(root).join("tmp/begun");
     let end = async {
         while !begun.exists() {

@@ -30,19 +30,10 @@ fn words() {
     assert_eq!(text(&["env"]), "A=b\n");
     assert_eq!(hello(&["exit", "9"]).status.code(), Some(9));
     assert_eq!(hello(&["sleep", "0"]).status.code(), Some(0));
-    for bad in [
-        &["dance"][..],
-        &["exit", "300"],
-        &["lines"],
-        &["sleep", "x"],
-    ] {
+    for bad in [&["dance"][..], &["exit", "300"], &["lines"], &["sleep", "x"]] {
         let output = hello(bad);
         assert_eq!(output.status.code(), Some(2), "{bad:?}");
-        assert!(
-            String::from_utf8(output.stderr)
-                .unwrap()
-                .starts_with("usage:")
-        );
+        assert!(String::from_utf8(output.stderr).unwrap().starts_with("usage:"));
     }
 }
 
@@ -58,9 +49,7 @@ fn a_page_on_both_families() {
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         panic!("{}", std::io::Error::last_os_error());
     }
-    let up = Command::new("ip")
-        .args(["link", "set", "lo", "up"])
-        .status();
+    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
     assert!(up.is_ok_and(|status| status.success()), "needs iproute2");
     let mut child = Command::new(exe)
         .arg("hello")
@@ -68,12 +57,7 @@ fn a_page_on_both_families() {
         .spawn()
         .unwrap();
     let mut line = [0; 5];
-    child
-        .stdout
-        .as_mut()
-        .unwrap()
-        .read_exact(&mut line)
-        .unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
     let get = |address: &str, path: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();

@@ -24,13 +24,8 @@ fn the_binary_is_static() {
             .fold(0usize, |all, byte| all << 8 | *byte as usize)
     };
     let (table, size, count) = (word(32, 8), word(54, 2), word(56, 2));
-    let interpreters = (0..count)
-        .filter(|n| word(table + n * size, 4) == 3)
-        .count();
-    assert_eq!(
-        interpreters, 0,
-        "PT_INTERP: the wrapper in .cargo did not link it"
-    );
+    let interpreters = (0..count).filter(|n| word(table + n * size, 4) == 3).count();
+    assert_eq!(interpreters, 0, "PT_INTERP: the wrapper in .cargo did not link it");
 }
 
 #[tokio::test]
@@ -40,32 +35,18 @@ async fn a_container_runs_logs_and_ends() {
     let started = pod.run(&ok).await.unwrap();
     assert_eq!(started.pid, ok.started().pid);
     let end = ok.ended();
-    assert_eq!(
-        (end.code, end.reason.as_str(), end.oom),
-        (0, "Completed", false)
-    );
+    assert_eq!((end.code, end.reason.as_str(), end.oom), (0, "Completed", false));
     assert!(end.finished_at >= ok.started().started_at);
     assert_eq!(ok.lines(), ["stdout F 1", "stdout F 2", "stdout F 3"]);
     let bad = pod
-        .shell(
-            "bad",
-            "echo out; echo err >&2; printf 'cr\\r\\nno end'; exit 7",
-        )
+        .shell("bad", "echo out; echo err >&2; printf 'cr\\r\\nno end'; exit 7")
         .await;
-    assert_eq!(
-        (bad.ended().code, bad.ended().reason.as_str()),
-        (7, "Error")
-    );
+    assert_eq!((bad.ended().code, bad.ended().reason.as_str()), (7, "Error"));
     let mut lines = bad.lines();
     lines.sort();
     assert_eq!(
         lines,
-        [
-            "stderr F err",
-            "stdout F cr",
-            "stdout F out",
-            "stdout P no end"
-        ]
+        ["stderr F err", "stdout F cr", "stdout F out", "stdout P no end"]
     );
     assert!(bad.log().contains("F cr\r\n"));
     for container in [&ok, &bad] {
@@ -119,8 +100,7 @@ async fn signals_and_grace() {
         .stop
         .unwrap()
         .deadline;
-    pod.stop("rude", libc::SIGTERM, Duration::from_millis(100))
-        .await;
+    pod.stop("rude", libc::SIGTERM, Duration::from_millis(100)).await;
     assert!(
         record::read(Path::new(&rude.request.record))
             .unwrap()
@@ -132,13 +112,7 @@ async fn signals_and_grace() {
     );
     let end = rude.ended();
     assert_eq!((end.code, end.signal), (137, 9));
-    assert_eq!(
-        rude.lines()
-            .iter()
-            .filter(|line| line.ends_with("term"))
-            .count(),
-        1
-    );
+    assert_eq!(rude.lines().iter().filter(|line| line.ends_with("term")).count(), 1);
     pod.end().await;
 }
 
@@ -166,10 +140,7 @@ async fn out_of_memory_is_told() {
     );
     pod.run(&container).await.unwrap();
     let end = container.ended();
-    assert_eq!(
-        (end.code, end.oom, end.reason.as_str()),
-        (137, true, "OOMKilled")
-    );
+    assert_eq!((end.code, end.oom, end.reason.as_str()), (137, true, "OOMKilled"));
     pod.end().await;
 }
 
@@ -203,31 +174,15 @@ async fn what_cannot_start_says_why() {
     }
     let mut late = pod.container("late", &["/hello", "echo", "never"]);
     late.request.start_by = 1;
-    assert_eq!(
-        pod.run(&late).await.unwrap_err().code(),
-        Some(Code::StartFailed)
-    );
-    assert!(
-        late.ended().message.contains("deadline"),
-        "{}",
-        late.ended().message
-    );
+    assert_eq!(pod.run(&late).await.unwrap_err().code(), Some(Code::StartFailed));
+    assert!(late.ended().message.contains("deadline"), "{}", late.ended().message);
     assert_eq!(late.log(), "");
     let mut broken = pod.container("broken", &["/hello"]);
     broken.set("/linux/cgroupsPath", json!("relative"));
-    assert!(
-        pod.run(&broken)
-            .await
-            .unwrap_err()
-            .to_string()
-            .contains("cgroupsPath")
-    );
+    assert!(pod.run(&broken).await.unwrap_err().to_string().contains("cgroupsPath"));
     assert_eq!(broken.ended().code, 128);
     broken.request.id = "../up".into();
-    assert_eq!(
-        pod.run(&broken).await.unwrap_err().code(),
-        Some(Code::InvalidArgument)
-    );
+    assert_eq!(pod.run(&broken).await.unwrap_err().code(), Some(Code::InvalidArgument));
     pod.end().await;
 }
 
@@ -255,11 +210,7 @@ async fn identity_is_what_the_spec_says_in_init_and_exec() {
     fs::create_dir_all(&container.request.bundle).unwrap();
     // allow everything
     let allow: [u8; 8] = [6, 0, 0, 0, 0, 0, 0xff, 0x7f];
-    fs::write(
-        Path::new(&container.request.bundle).join("seccomp.bpf"),
-        allow,
-    )
-    .unwrap();
+    fs::write(Path::new(&container.request.bundle).join("seccomp.bpf"), allow).unwrap();
     let root = container
         .config
         .pointer("/root/path")
@@ -269,11 +220,7 @@ async fn identity_is_what_the_spec_says_in_init_and_exec() {
         .to_owned();
     let started = pod.run(&container).await.unwrap();
     container.wait_for(" 0022");
-    let words = |text: &str| {
-        text.split_whitespace()
-            .map(String::from)
-            .collect::<Vec<_>>()
-    };
+    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
     let init: Vec<String> = container
         .lines()
         .iter()
@@ -289,11 +236,7 @@ async fn identity_is_what_the_spec_says_in_init_and_exec() {
     let adj = |pid: u32| fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
     assert_eq!(adj(started.pid).trim(), "555");
     let output = pod
-        .exec(
-            "app",
-            &format!("{show}; cat /proc/self/oom_score_adj"),
-            LONG,
-        )
+        .exec("app", &format!("{show}; cat /proc/self/oom_score_adj"), LONG)
         .await
         .unwrap();
     let mut expected = expected;
@@ -324,21 +267,13 @@ async fn ambient_capabilities_reach_the_program() {
 #[tokio::test]
 async fn grandchildren_end_with_the_first_process() {
     let pod = Pod::new().await;
-    let mut container = pod.container(
-        "kids",
-        &["sh", "-c", "setsid sleep 12345 & echo $!; exit 3"],
-    );
+    let mut container = pod.container("kids", &["sh", "-c", "setsid sleep 12345 & echo $!; exit 3"]);
     container.request.pid = PidNamespace::Host as i32;
     let before = Instant::now();
     pod.run(&container).await.unwrap();
     assert_eq!(container.ended().code, 3);
     assert!(before.elapsed() < Duration::from_secs(5));
-    let pid = container.lines()[0]
-        .rsplit(' ')
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
+    let pid = container.lines()[0].rsplit(' ').next().unwrap().parse().unwrap();
     wait(|| (!is_alive(pid)).then_some(()));
     pod.end().await;
 }
@@ -358,12 +293,7 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
         status.contains("CapEff:\t0000000000000000") && status.contains("NoNewPrivs:\t1"),
         "{status}"
     );
-    assert_eq!(
-        fs::read_dir(format!("/proc/{}/fd", pause.pid))
-            .unwrap()
-            .count(),
-        0
-    );
+    assert_eq!(fs::read_dir(format!("/proc/{}/fd", pause.pid)).unwrap().count(), 0);
     let score = |who: &str| fs::read_to_string(format!("/proc/{who}/oom_score_adj")).unwrap();
     // Without CAP_SYS_RESOURCE (bit 24) it stays as it was.
     let own = fs::read_to_string("/proc/self/status").unwrap();
@@ -373,17 +303,16 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
         .unwrap()
         .trim();
     let can_lower = u64::from_str_radix(caps, 16).unwrap() & 1 << 24 != 0;
-    let expected = if can_lower {
-        "-998\n".to_owned()
-    } else {
-        score("self")
-    };
+    let expected = if can_lower { "-998\n".to_owned() } else { score("self") };
     assert_eq!(score(&pause.pid.to_string()), expected);
     let script = "echo root: $(ls -a /proc/1/root/ 2>/dev/null); cat /proc/1/comm; (sleep 0.01 &) ; \
                   touch /proc/1/root/x || echo read-only; exec sleep 1000";
     let mut a = pod.container("a", &["sh", "-c", script]);
-    a.set("/process/capabilities", json!({
-        "bounding": ["CAP_SYS_PTRACE"], "effective": ["CAP_SYS_PTRACE"], "permitted": ["CAP_SYS_PTRACE"]}));
+    a.set(
+        "/process/capabilities",
+        json!({
+        "bounding": ["CAP_SYS_PTRACE"], "effective": ["CAP_SYS_PTRACE"], "permitted": ["CAP_SYS_PTRACE"]}),
+    );
     a.request.pid = PidNamespace::Pod as i32;
     let started = pod.run(&a).await.unwrap();
     a.wait_for("read-only");
@@ -402,8 +331,7 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
     assert_eq!(namespace(b_pid), namespace(started.pid));
     // Zombies in it go to pause, which reaps them.
     let zombies = || {
-        let children =
-            fs::read_to_string(format!("/proc/{0}/task/{0}/children", pause.pid)).unwrap();
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", pause.pid)).unwrap();
         children.is_empty().then_some(())
     };
     wait(zombies);
@@ -411,11 +339,7 @@ async fn pause_has_an_empty_root_and_holds_a_shared_pid_namespace() {
     pod.stop(PAUSE, libc::SIGTERM, LONG).await;
     // Its end takes the namespace's processes with it.
     assert_eq!((a.ended().code, b.ended().code), (137, 137));
-    let end = wait(|| {
-        record::read(&pod.tmp.path().join("pause-run"))
-            .unwrap()?
-            .end
-    });
+    let end = wait(|| record::read(&pod.tmp.path().join("pause-run")).unwrap()?.end);
     assert_eq!(end.code, 0);
     pod.end().await;
 }
@@ -452,10 +376,7 @@ async fn one_shim_serves_a_directory() {
         signal: 15,
         grace_ns: 0,
     };
-    assert_eq!(
-        pod.client.stop(none).await.unwrap_err().code(),
-        Some(Code::NotFound)
-    );
+    assert_eq!(pod.client.stop(none).await.unwrap_err().code(), Some(Code::NotFound));
     pod.client.delete("none").await.unwrap();
     pod.client.delete("one").await.unwrap();
     assert_eq!(container.ended().code, 137);
@@ -467,11 +388,7 @@ async fn a_terminal_is_the_containers_own() {
     let pod = Pod::new().await;
     let mut container = pod.container(
         "tty",
-        &[
-            "sh",
-            "-c",
-            "tty; test -t 0 && echo yes; ls -l /dev/console; exit 4",
-        ],
+        &["sh", "-c", "tty; test -t 0 && echo yes; ls -l /dev/console; exit 4"],
     );
     container.set("/process/terminal", json!(true));
     container.request.terminal = true;
@@ -488,24 +405,14 @@ async fn a_terminal_is_the_containers_own() {
 #[tokio::test]
 async fn output_belongs_to_the_user_and_can_be_reopened() {
     let pod = Pod::new().await;
-    let mut container = pod.container(
-        "own",
-        &[
-            "sh",
-            "-c",
-            "echo again > /dev/stdout; echo err > /dev/stderr",
-        ],
-    );
+    let mut container = pod.container("own", &["sh", "-c", "echo again > /dev/stdout; echo err > /dev/stderr"]);
     container.set("/process/user", json!({"uid": 1000, "gid": 1000}));
     pod.run(&container).await.unwrap();
     assert_eq!(container.ended().code, 0, "{}", container.log());
     let mut lines = container.lines();
     lines.sort();
     assert_eq!(lines, ["stderr F err", "stdout F again"]);
-    assert_eq!(
-        fs::metadata(&container.request.log_path).unwrap().mode() & 0o777,
-        0o640
-    );
+    assert_eq!(fs::metadata(&container.request.log_path).unwrap().mode() & 0o777, 0o640);
     pod.end().await;
 }
 
@@ -544,10 +451,7 @@ async fn a_user_namespace_maps_the_container() {
         .await;
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
     let namespace = fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
-    assert_eq!(
-        text,
-        format!("7\nCapPrm:\t0000000000000000\n{}\n", namespace.display())
-    );
+    assert_eq!(text, format!("7\nCapPrm:\t0000000000000000\n{}\n", namespace.display()));
     pod.end().await;
 }
 
@@ -559,9 +463,7 @@ async fn a_read_only_root_gets_its_working_directory() {
     container.set("/process/cwd", json!("/made/here"));
     pod.run(&container).await.unwrap();
     assert_eq!(container.ended().code, 1);
-    assert!(
-        container.log().contains("stdout F /made/here\n") && container.log().contains("Read-only")
-    );
+    assert!(container.log().contains("stdout F /made/here\n") && container.log().contains("Read-only"));
     pod.end().await;
 }
 
@@ -598,10 +500,7 @@ async fn a_container_cannot_write_the_shim() {
     // SAFETY: all zero is a valid statvfs to fill; a live descriptor.
     let flags = unsafe {
         let mut info: libc::statvfs = std::mem::zeroed();
-        assert_eq!(
-            libc::fstatvfs(std::os::fd::AsRawFd::as_raw_fd(&exe), &mut info),
-            0
-        );
+        assert_eq!(libc::fstatvfs(std::os::fd::AsRawFd::as_raw_fd(&exe), &mut info), 0);
         info.f_flag
     };
     assert_ne!(flags & libc::ST_RDONLY, 0);

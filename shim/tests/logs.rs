@@ -17,11 +17,7 @@ fn assert_counted(log: &str, last: usize) {
         let (_, stream, tag, text) = (parts.next(), parts.next(), parts.next(), parts.next());
         assert_eq!(
             (stream, tag, text),
-            (
-                Some("stdout"),
-                Some("F"),
-                Some(expected.to_string().as_str())
-            )
+            (Some("stdout"), Some("F"), Some(expected.to_string().as_str()))
         );
         expected += 1;
     }
@@ -31,9 +27,7 @@ fn assert_counted(log: &str, last: usize) {
 /// Before Linux 6.15 it is luck whether anybody sees how a process ended that is no child.
 fn assert_code(container: &support::Container, code: i32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut parts = release
-        .split(['.', '-'])
-        .map_while(|part| part.parse::<u32>().ok());
+    let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let is_told = (parts.next(), parts.next()) >= (Some(6), Some(15));
     let end = container.ended();
     assert!(end.code == code || (!is_told && end.code == 255), "{end:?}");
@@ -77,8 +71,7 @@ async fn a_takeover_keeps_stop_deadline_pause_and_dead() {
     stubborn.wait_for("ready");
     let quick = pod.shell("quick", "echo ready; sleep 1; exit 5").await;
     quick.wait_for("ready");
-    pod.stop("stubborn", libc::SIGTERM, Duration::from_millis(1500))
-        .await;
+    pod.stop("stubborn", libc::SIGTERM, Duration::from_millis(1500)).await;
     pod.replace_shim().await;
     assert!(is_alive(pause.pid) && is_alive(stubborn.started().pid));
     assert_code(&stubborn, 137);
@@ -119,11 +112,7 @@ async fn a_log_is_reopened_without_losing_a_line() {
     container.ended();
     let mut all = String::new();
     for (path, text) in parts {
-        assert_eq!(
-            fs::read_to_string(path).unwrap(),
-            text,
-            "written after it was reopened"
-        );
+        assert_eq!(fs::read_to_string(path).unwrap(), text, "written after it was reopened");
         all.push_str(&text);
     }
     all.push_str(&container.log());
@@ -135,9 +124,7 @@ async fn a_log_is_reopened_without_losing_a_line() {
 #[tokio::test]
 async fn an_unfinished_line_is_shown_after_a_second() {
     let pod = Pod::new().await;
-    let container = pod
-        .shell("prompt", "printf 'name? '; exec sleep 1000")
-        .await;
+    let container = pod.shell("prompt", "printf 'name? '; exec sleep 1000").await;
     wait(|| (container.lines() == ["stdout P name? "]).then_some(()));
     pod.client.delete("prompt").await.unwrap();
     pod.end().await;

@@ -85,7 +85,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// The writer that is killed: this test, run again by [`killed_writers_lose_nothing`]. It prints what is acknowledged.
 #[test]
-#[ignore = "run by killed_writers_lose_nothing"]
+#[ignore = "child of killed_writers_lose_nothing"]
 fn writer() {
     let root = PathBuf::from(std::env::var_os("WRITER_ROOT").unwrap());
     let (store, opened) = Store::open(&root, no_copies()).unwrap();
@@ -482,52 +482,4 @@ fn opening_is_quick_and_writes_nothing_when_idle() {
     let (store, _) = Store::open(root.path(), no_copies()).unwrap();
     println!("opened 1,000 records in {:?}", started.elapsed());
     assert_eq!(store.list::<ImageKind>().len(), 1000);
-}
-
-/// `cargo test --release -p state --test durability -- --ignored --nocapture benchmark`
-#[test]
-#[ignore = "prints times"]
-fn benchmark() {
-    let base = std::env::var_os("BENCHMARK_ROOT").map_or_else(std::env::temp_dir, PathBuf::from);
-    let root = tempfile::tempdir_in(base).unwrap();
-    let (store, _) = Store::open(root.path(), no_copies()).unwrap();
-    runtime().block_on(async {
-        for width in [1, 20, 100] {
-            let rounds = 1000 / width;
-            let started = std::time::Instant::now();
-            for round in 0..rounds {
-                let tasks: Vec<_> = (0..width)
-                    .map(|i| {
-                        let store = store.clone();
-                        tokio::spawn(async move { create(&store, image(&format!("w{width}-{round}-{i}"), 0)).await })
-                    })
-                    .collect();
-                for task in tasks {
-                    task.await.unwrap();
-                }
-            }
-            let each = started.elapsed().as_micros() as f64 / f64::from(rounds * width);
-            println!("{width:4} puts at a time: {each:7.1} µs each");
-        }
-        let started = std::time::Instant::now();
-        let mut listed = 0;
-        for _ in 0..100 {
-            listed += store.list::<ImageKind>().len();
-        }
-        println!(
-            "list of {}: {:.1} µs",
-            listed / 100,
-            started.elapsed().as_micros() as f64 / 100.0
-        );
-        let uid = store.list::<ImageKind>()[0].uid().to_owned();
-        let started = std::time::Instant::now();
-        for i in 0..10_000 {
-            let status = state::image::ImageStatus {
-                size: i,
-                ..Default::default()
-            };
-            store.set_status::<ImageKind>(&uid, status);
-        }
-        println!("set_status: {:.2} µs", started.elapsed().as_micros() as f64 / 10_000.0);
-    });
 }

@@ -97,7 +97,11 @@ impl Stage<ContainerKind> for Bundle {
         groups.push(user.gid);
         groups.sort_unstable();
         groups.dedup();
-        status.user = Some(ContainerUser { uid: user.uid, gid: user.gid, groups });
+        status.user = Some(ContainerUser {
+            uid: user.uid,
+            gid: user.gid,
+            groups,
+        });
         status.stop_signal = have.stop_signal().to_owned();
         status.bundle = have.path.display().to_string();
     }
@@ -196,23 +200,42 @@ async fn look_up_user(cx: &Context, object: &Container, stand: &Stand) -> Result
         let root = mounts::detached(&lower)?;
         passwd::lookup(std::os::fd::AsFd::as_fd(&root), &request)
     });
-    let found = found.await.map_err(|source| Error::Task { op: "look up user", source })?;
+    let found = found.await.map_err(|source| Error::Task {
+        op: "look up user",
+        source,
+    })?;
     let user = found.map_err(|e| crate::world::linux::images::failed(&image)(e))?;
-    Ok(spec::ResolvedUser { uid: user.uid, gid: user.gid, groups: user.groups, home: user.home.unwrap_or_default() })
+    Ok(spec::ResolvedUser {
+        uid: user.uid,
+        gid: user.gid,
+        groups: user.groups,
+        home: user.home.unwrap_or_default(),
+    })
 }
 
 /// The compiled filter; privileged containers have none whatever is asked.
 fn filter(object: &Container, host: &HostFacts) -> Result<Option<Vec<u8>>> {
     let security = &object.spec.security;
     let capabilities = spec::capability::bounding(security, host.capabilities).map_err(refused)?;
-    let cx = seccomp::Context { capabilities, kernel: host.kernel, arch: seccomp::Arch::NATIVE, deny_socketcall: false };
+    let cx = seccomp::Context {
+        capabilities,
+        kernel: host.kernel,
+        arch: seccomp::Arch::NATIVE,
+        deny_socketcall: false,
+    };
     let filter = seccomp::filter(security.seccomp.as_ref(), security.privileged, &cx);
-    Ok(filter.map_err(|e| Error::Refused(e.to_string()))?.map(|bytes| bytes.to_vec()))
+    Ok(filter
+        .map_err(|e| Error::Refused(e.to_string()))?
+        .map(|bytes| bytes.to_vec()))
 }
 
 fn refused(e: SpecError) -> Error {
     match e {
-        SpecError::Host { doing, path, source } => Error::Io { op: doing, path, source },
+        SpecError::Host { doing, path, source } => Error::Io {
+            op: doing,
+            path,
+            source,
+        },
         e => Error::Refused(e.to_string()),
     }
 }

@@ -48,7 +48,9 @@ impl Stand {
 /// A ready image with this id (config digest).
 pub fn by_id(cx: &Context, id: &str) -> Option<std::sync::Arc<ImageObject>> {
     let images = cx.store.list::<ImageKind>();
-    images.into_iter().find(|i| i.status.id == id && i.status.phase == ImagePhase::Ready)
+    images
+        .into_iter()
+        .find(|i| i.status.id == id && i.status.phase == ImagePhase::Ready)
 }
 
 pub struct Have {
@@ -70,9 +72,10 @@ impl Stage<ContainerKind> for Image {
         match (have.receipt, have.ready) {
             (true, _) => Step::Keep,
             (false, true) => Step::Make(Why::new("Absent", "")),
-            (false, false) => {
-                Step::Wait(Why::new("ImageNotReady", format!("image {} is not here", object.spec.image.requested)))
-            }
+            (false, false) => Step::Wait(Why::new(
+                "ImageNotReady",
+                format!("image {} is not here", object.spec.image.requested),
+            )),
         }
     }
 
@@ -81,7 +84,9 @@ impl Stage<ContainerKind> for Image {
     }
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
-        let Some(image) = by_id(cx, &object.spec.image.id) else { return Ok(()) };
+        let Some(image) = by_id(cx, &object.spec.image.id) else {
+            return Ok(());
+        };
         let stand = Stand {
             id: image.status.id.clone(),
             manifest_digest: image.status.manifest_digest.clone(),

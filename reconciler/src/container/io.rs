@@ -25,11 +25,17 @@ impl Stage<ContainerKind> for Io {
     const NAME: &'static str = "io";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        Ok(Have { fifos: cx.world.paths.fifos(&object.spec.sandbox, object.uid()).exists() })
+        Ok(Have {
+            fifos: cx.world.paths.fifos(&object.spec.sandbox, object.uid()).exists(),
+        })
     }
 
     fn diff(_: &Container, have: &Have) -> Step {
-        if have.fifos { Step::Keep } else { Step::Make(Why::new("Absent", "")) }
+        if have.fifos {
+            Step::Keep
+        } else {
+            Step::Make(Why::new("Absent", ""))
+        }
     }
 
     fn present(have: &Have) -> bool {

@@ -25,7 +25,11 @@ pub struct Limit {
 }
 
 fn limit(controller: &'static str, file: impl Into<String>, value: impl ToString) -> Limit {
-    Limit { controller, file: file.into(), value: value.to_string() }
+    Limit {
+        controller,
+        file: file.into(),
+        value: value.to_string(),
+    }
 }
 
 /// What the record's resources are in cgroup files (contract: CRI, OCI and cgroup v2 names of the same limits).
@@ -47,7 +51,11 @@ fn wanted_v1(r: &Resources) -> Vec<Limit> {
     if r.memory_limit != 0 {
         limits.push(limit("memory", "memory.limit_in_bytes", r.memory_limit));
     }
-    let swap = if r.memory_swap_limit == 0 { r.memory_limit } else { r.memory_swap_limit };
+    let swap = if r.memory_swap_limit == 0 {
+        r.memory_limit
+    } else {
+        r.memory_swap_limit
+    };
     if swap != 0 {
         limits.push(limit("memory", "memory.memsw.limit_in_bytes", swap));
     }
@@ -66,7 +74,11 @@ fn wanted_v2(r: &Resources) -> Vec<Limit> {
         limits.push(limit("", "cpu.weight", weight(r.cpu_shares)));
     }
     if r.cpu_quota != 0 || r.cpu_period != 0 {
-        let quota = if r.cpu_quota > 0 { r.cpu_quota.to_string() } else { "max".to_owned() };
+        let quota = if r.cpu_quota > 0 {
+            r.cpu_quota.to_string()
+        } else {
+            "max".to_owned()
+        };
         let period = if r.cpu_period == 0 { 100_000 } else { r.cpu_period };
         limits.push(limit("", "cpu.max", format!("{quota} {period}")));
     }
@@ -124,7 +136,10 @@ impl Stage<ContainerKind> for Limits {
     fn diff(_: &Container, have: &Have) -> Step {
         match have.differing.first() {
             None => Step::Keep,
-            Some(limit) => Step::Change(Why::new("LimitDiffers", format!("{} is not {}", limit.file, limit.value))),
+            Some(limit) => Step::Change(Why::new(
+                "LimitDiffers",
+                format!("{} is not {}", limit.file, limit.value),
+            )),
         }
     }
 
@@ -136,7 +151,11 @@ impl Stage<ContainerKind> for Limits {
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
         let differing = Self::observe(cx, object).await?.differing;
         // Memory alone and memory with swap bound each other: what is refused in one order is taken in the other.
-        let failed: Vec<Limit> = differing.into_iter().rev().filter(|l| set(cx, &path, l).is_err()).collect();
+        let failed: Vec<Limit> = differing
+            .into_iter()
+            .rev()
+            .filter(|l| set(cx, &path, l).is_err())
+            .collect();
         for limit in failed.iter().rev() {
             set(cx, &path, limit).map_err(|e| Error::Refused(format!("{}: {e}", limit.file)))?;
         }
@@ -162,7 +181,9 @@ fn set(cx: &Context, path: &str, limit: &Limit) -> io::Result<()> {
 }
 
 fn holds(cgroups: &Cgroups, path: &str, limit: &Limit) -> bool {
-    let Ok(file) = file(cgroups, path, limit) else { return false };
+    let Ok(file) = file(cgroups, path, limit) else {
+        return false;
+    };
     match fs::read_to_string(&file) {
         Ok(text) => same(text.trim(), &limit.value),
         // Swap accounting may be off; then the limit on memory is all there is.
@@ -192,10 +213,17 @@ mod tests {
 
     #[test]
     fn swap_is_memory_plus_swap_in_the_record_and_swap_alone_in_v2() {
-        let r = Resources { memory_limit: 100 << 20, memory_swap_limit: 150 << 20, ..Resources::default() };
+        let r = Resources {
+            memory_limit: 100 << 20,
+            memory_swap_limit: 150 << 20,
+            ..Resources::default()
+        };
         assert!(wanted(&r, true).contains(&limit("", "memory.swap.max", 50 << 20)));
         assert!(wanted(&r, false).contains(&limit("memory", "memory.memsw.limit_in_bytes", 150 << 20)));
-        let r = Resources { memory_limit: 100 << 20, ..Resources::default() };
+        let r = Resources {
+            memory_limit: 100 << 20,
+            ..Resources::default()
+        };
         assert!(wanted(&r, true).contains(&limit("", "memory.swap.max", 0)));
     }
 

@@ -30,7 +30,9 @@ impl Stage<ContainerKind> for Log {
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
         let epochs = cx.log_epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Have { epoch: epochs.get(object.uid()).copied().unwrap_or(0) })
+        Ok(Have {
+            epoch: epochs.get(object.uid()).copied().unwrap_or(0),
+        })
     }
 
     fn diff(object: &Container, have: &Have) -> Step {
@@ -48,7 +50,10 @@ impl Stage<ContainerKind> for Log {
         let sandbox = sandbox::of(cx, object)?;
         let pod = &sandbox.spec.pod;
         let client = cx.world.shims.ensure(&pod.namespace, &pod.name, sandbox.uid()).await?;
-        client.reopen_log(object.uid(), "").await.map_err(fault("reopen log", object.uid()))?;
+        client
+            .reopen_log(object.uid(), "")
+            .await
+            .map_err(fault("reopen log", object.uid()))?;
         let mut epochs = cx.log_epochs.lock().unwrap_or_else(PoisonError::into_inner);
         epochs.insert(object.uid().to_owned(), object.spec.log_epoch);
         Ok(())

@@ -86,11 +86,15 @@ impl Facts {
 
     /// The sandbox lets the container stand at `Running`.
     fn allowed(&self) -> bool {
-        self.sandbox.as_ref().is_some_and(|s| s.spec.goal == SandboxGoal::Ready && !s.meta.deleted() && !lost(s))
+        self.sandbox
+            .as_ref()
+            .is_some_and(|s| s.spec.goal == SandboxGoal::Ready && !s.meta.deleted() && !lost(s))
     }
 
     fn sandbox_ready(&self) -> bool {
-        self.sandbox.as_ref().is_some_and(|s| s.status.phase == SandboxPhase::Ready)
+        self.sandbox
+            .as_ref()
+            .is_some_and(|s| s.status.phase == SandboxPhase::Ready)
     }
 }
 
@@ -161,7 +165,9 @@ impl Staged for ContainerKind {
             _ => End::lost(now),
         };
         tracing::warn!(reason = why.reason, "container has ended: {}", why.message);
-        record::write_end(&Paths::run_record(&dir), end).map_err(fault("write run record", object.uid())).map(drop)
+        record::write_end(&Paths::run_record(&dir), end)
+            .map_err(fault("write run record", object.uid()))
+            .map(drop)
     }
 
     fn settle(object: &Container, facts: &Facts, summary: Summary, status: &mut ContainerStatus) {
@@ -176,9 +182,15 @@ impl Staged for ContainerKind {
             status.reason = end.reason.clone();
             status.message = end.message.clone();
         }
-        status.pid = if status.phase == ContainerPhase::Running { facts.pid.unwrap_or(0) } else { 0 };
+        status.pid = if status.phase == ContainerPhase::Running {
+            facts.pid.unwrap_or(0)
+        } else {
+            0
+        };
         if let Some(sandbox) = &facts.sandbox {
-            status.log_path = log::path(sandbox, object).map(|p| p.display().to_string()).unwrap_or_default();
+            status.log_path = log::path(sandbox, object)
+                .map(|p| p.display().to_string())
+                .unwrap_or_default();
         }
         status.resources = spec.resources.clone();
         let goal = match spec.goal {
@@ -187,9 +199,15 @@ impl Staged for ContainerKind {
             ContainerGoal::Stopped => status.phase == ContainerPhase::Exited,
         };
         let mut conditions = summary.conditions;
-        let waiting = spec.goal == ContainerGoal::Running && !facts.started() && status.phase == ContainerPhase::Created;
+        let waiting =
+            spec.goal == ContainerGoal::Running && !facts.started() && status.phase == ContainerPhase::Created;
         if waiting && !facts.sandbox_ready() {
-            conditions.push(conditions::fails("task", "SandboxNotReady", "the sandbox is not ready", false));
+            conditions.push(conditions::fails(
+                "task",
+                "SandboxNotReady",
+                "the sandbox is not ready",
+                false,
+            ));
         }
         let ready = goal && summary.settled;
         status.conditions = conditions::with_ready(conditions, ready, &object.status.conditions, facts.now);

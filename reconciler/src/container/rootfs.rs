@@ -53,7 +53,10 @@ impl Stage<ContainerKind> for Rootfs {
             mounts::mount_rootfs(&lower, &own.join("upper"), &own.join("work"), &target)
         })
         .await
-        .map_err(|source| Error::Task { op: "mount rootfs", source })?
+        .map_err(|source| Error::Task {
+            op: "mount rootfs",
+            source,
+        })?
         .map_err(|e| images::failed(&image)(e))
     }
 

@@ -131,23 +131,30 @@ async fn shim_of(cx: &Context, sandbox: &PodSandbox) -> Result<Client> {
 
 /// Until the record's wish, or its sandbox's, is newer than the one this pass works on.
 async fn superseded(cx: &Context, object: &Container, sandbox: &PodSandbox) {
-    let newer = |old: &state::Meta, new: &state::Meta| {
-        new.generation > old.generation || new.deleted() != old.deleted()
-    };
+    let newer =
+        |old: &state::Meta, new: &state::Meta| new.generation > old.generation || new.deleted() != old.deleted();
     let own = cx.store.wait::<ContainerKind, (), _>(object.uid(), None, |now| {
         now.is_none_or(|now| newer(&object.meta, &now.meta)).then_some(())
     });
-    let above = cx.store.wait::<state::sandbox::SandboxKind, (), _>(sandbox.uid(), None, |now| {
-        now.is_none_or(|now| newer(&sandbox.meta, &now.meta)).then_some(())
-    });
+    let above = cx
+        .store
+        .wait::<state::sandbox::SandboxKind, (), _>(sandbox.uid(), None, |now| {
+            now.is_none_or(|now| newer(&sandbox.meta, &now.meta)).then_some(())
+        });
     tokio::select! { _ = own => {}, _ = above => {} }
 }
 
-/// Only a container that is itself asked to stop gets its grace; with its sandbox it is killed at once.
+/// A declared pod's container always gets its grace. One of the CRI's only if it is itself asked to stop: with its
+/// sandbox it is killed at once.
 fn grace(object: &Container, sandbox: &PodSandbox) -> i64 {
     let own = object.spec.goal == ContainerGoal::Stopped && !object.meta.deleted();
     let pod = sandbox.spec.goal == state::sandbox::SandboxGoal::Ready && !sandbox.meta.deleted();
-    if own && pod { object.spec.grace_seconds.max(0) } else { 0 }
+    let declared = sandbox.meta.owner.is_some();
+    if declared || (own && pod) {
+        object.spec.grace_seconds.max(0)
+    } else {
+        0
+    }
 }
 
 async fn stop(cx: &Context, sandbox: &PodSandbox, object: &Container, client: &Client) -> Result<()> {
@@ -162,13 +169,19 @@ async fn stop(cx: &Context, sandbox: &PodSandbox, object: &Container, client: &C
         signal: spec::signal::number(&name).unwrap_or(libc::SIGTERM),
         grace_ns: seconds.saturating_mul(1_000_000_000),
     };
-    client.stop(request).await.map_err(fault("stop container", object.uid()))
+    client
+        .stop(request)
+        .await
+        .map_err(fault("stop container", object.uid()))
 }
 
 /// Takes away what the end left: the shim's entry and the cgroup.
 async fn clear(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
     if let Some(client) = cx.world.shims.find(sandbox.uid()).await {
-        client.delete(object.uid()).await.map_err(fault("clear container", object.uid()))?;
+        client
+            .delete(object.uid())
+            .await
+            .map_err(fault("clear container", object.uid()))?;
     }
     let path = cgroup_path(cx, sandbox, object);
     cx.world.cgroups.kill(&path)?;
@@ -182,13 +195,18 @@ fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Resu
     }
     let config = bundle::path(&cx.world.paths, object).join("config.json");
     let text = read(&config)?.unwrap_or_default();
-    let spec: oci_spec::runtime::Spec =
-        serde_json::from_slice(&text).map_err(std::io::Error::other).map_err(Error::io("read", &config))?;
+    let spec: oci_spec::runtime::Spec = serde_json::from_slice(&text)
+        .map_err(std::io::Error::other)
+        .map_err(Error::io("read", &config))?;
     let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
-    let rules = resources.and_then(|resources| resources.devices().clone()).unwrap_or_default();
+    let rules = resources
+        .and_then(|resources| resources.devices().clone())
+        .unwrap_or_default();
     let path = cgroup_path(cx, sandbox, object);
     cx.world.cgroups.ensure(&path)?;
-    let Some(dir) = cx.world.cgroups.dir("", &path) else { return Ok(()) };
+    let Some(dir) = cx.world.cgroups.dir("", &path) else {
+        return Ok(());
+    };
     spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 
@@ -207,7 +225,9 @@ fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest
         bundle: bundle::path(paths, object).display().to_string(),
         record: Paths::run_record(&own).display().to_string(),
         fifo_dir: paths.fifos(sandbox.uid(), object.uid()).display().to_string(),
-        log_path: log::path(sandbox, object).map(|p| p.display().to_string()).unwrap_or_default(),
+        log_path: log::path(sandbox, object)
+            .map(|p| p.display().to_string())
+            .unwrap_or_default(),
         terminal: object.spec.tty,
         stdin: object.spec.stdin,
         stdin_once: object.spec.stdin_once,

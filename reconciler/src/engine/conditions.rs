@@ -27,7 +27,9 @@ pub fn fails(stage: &str, reason: &str, message: impl Into<String>, permanent: b
 /// Sets `since`: as before where the truth did not change, else `now` (ns since the epoch).
 pub fn keep_since(new: &mut [Condition], old: &[Condition], now: i64) {
     for condition in new {
-        let before = old.iter().find(|c| c.stage == condition.stage && c.status == condition.status);
+        let before = old
+            .iter()
+            .find(|c| c.stage == condition.stage && c.status == condition.status);
         condition.since = before.map_or(now, |c| c.since);
     }
 }
@@ -36,7 +38,12 @@ pub fn keep_since(new: &mut [Condition], old: &[Condition], now: i64) {
 pub fn with_ready(mut conditions: Vec<Condition>, ready: bool, old: &[Condition], now: i64) -> Vec<Condition> {
     let mut all = match conditions.iter().find(|c| c.status == Truth::False) {
         _ if ready => holds("Ready"),
-        Some(first) => fails("Ready", &first.reason, format!("{}: {}", first.stage, first.message), first.permanent),
+        Some(first) => fails(
+            "Ready",
+            &first.reason,
+            format!("{}: {}", first.stage, first.message),
+            first.permanent,
+        ),
         None => fails("Ready", "Stopped", "", false),
     };
     keep_since(std::slice::from_mut(&mut all), old, now);

@@ -80,7 +80,9 @@ pub async fn run<K: Controlled>(cx: Arc<Context>, queue: Queue<K>, mut requests:
         tracing::debug!(kind = K::KIND, uid = failed.uid, ?delay, "trying again: {failed}");
         Action::requeue(delay)
     };
-    applier(reconcile, policy, cx, reader, stream, config).for_each(|_| async {}).await;
+    applier(reconcile, policy, cx, reader, stream, config)
+        .for_each(|_| async {})
+        .await;
     feed.abort();
 }
 
@@ -117,13 +119,18 @@ async fn reconcile<K: Controlled>(
 ) -> Result<Action, Failed> {
     let uid = object.uid().to_owned();
     // The reflector may lag: the newest wish is the store's.
-    let Some(newest) = cx.store.get::<K>(&uid) else { return Ok(Action::await_change()) };
+    let Some(newest) = cx.store.get::<K>(&uid) else {
+        return Ok(Action::await_change());
+    };
     if newest.meta.paused() && !newest.meta.deleted() {
         return Ok(Action::await_change());
     }
-    let span = tracing::info_span!(parent: None, "reconcile", kind = K::KIND, name = newest.meta.name, uid = short(&uid));
+    let span =
+        tracing::info_span!(parent: None, "reconcile", kind = K::KIND, name = newest.meta.name, uid = short(&uid));
     let work = tokio::spawn(K::pass(cx.clone(), newest).instrument(span));
-    let result = work.await.unwrap_or_else(|source| Err(Error::Task { op: "pass", source }));
+    let result = work
+        .await
+        .unwrap_or_else(|source| Err(Error::Task { op: "pass", source }));
     match result {
         Ok(next) => {
             attempts.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
@@ -148,8 +155,13 @@ fn backoff(uid: &str, tries: u32, class: Class) -> Duration {
     if class == Class::Permanent {
         return RESYNC;
     }
-    let delay = BACKOFF_FIRST.saturating_mul(1 << tries.clamp(1, 10).saturating_sub(1)).min(BACKOFF_LAST);
-    let spread = uid.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte))) % 100;
+    let delay = BACKOFF_FIRST
+        .saturating_mul(1 << tries.clamp(1, 10).saturating_sub(1))
+        .min(BACKOFF_LAST);
+    let spread = uid
+        .bytes()
+        .fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)))
+        % 100;
     delay.mul_f64(0.8 + 0.4 * f64::from(spread) / 100.0)
 }
 

@@ -35,7 +35,12 @@ mod tests {
         let me = std::process::id();
         let ticks = start_ticks(me as i32).unwrap();
         let record = |pid, start_ticks, boot: &str| RunRecord {
-            start: Some(Start { pid, start_ticks, boot_id: boot.to_owned(), ..Start::default() }),
+            start: Some(Start {
+                pid,
+                start_ticks,
+                boot_id: boot.to_owned(),
+                ..Start::default()
+            }),
             ..RunRecord::default()
         };
         assert_eq!(pid(&record(me, ticks, "b"), "b"), Some(me as i32));

@@ -37,6 +37,13 @@ pub struct Context {
 
 impl Context {
     pub fn new(store: Store, opened: Opened, world: World, queues: Queues) -> Context {
-        Context { store, world, queues, opened, looked: OnceLock::new(), log_epochs: Mutex::default() }
+        Context {
+            store,
+            world,
+            queues,
+            opened,
+            looked: OnceLock::new(),
+            log_epochs: Mutex::default(),
+        }
     }
 }

@@ -8,7 +8,7 @@ use state::{Condition, Kind, Object, Truth};
 use tracing::{info, warn};
 
 use crate::engine::plan::{Action, Planned};
-use crate::engine::stage::{AnyStage, Looked, Step, Undone, Why};
+use crate::engine::stage::{AnyStage, Looked, Report, Step, Undone, Why};
 use crate::engine::{Context, conditions};
 use crate::error::{Class, Error, Result};
 
@@ -41,7 +41,11 @@ pub struct Height {
 
 impl Height {
     pub fn keep(keep: usize) -> Height {
-        Height { keep, hold: None, ended: None }
+        Height {
+            keep,
+            hold: None,
+            ended: None,
+        }
     }
 }
 
@@ -79,7 +83,7 @@ struct Walk<'a, K: Kind> {
     object: &'a Object<K>,
     mode: Mode,
     conditions: Vec<Condition>,
-    reports: Vec<Box<dyn FnOnce(&mut K::Status) + Send + Sync>>,
+    reports: Vec<Report<K>>,
     error: Option<Error>,
     plan: Vec<Planned>,
     acted: usize,
@@ -139,10 +143,25 @@ pub async fn run<K: Staged>(cx: &Context, object: &Object<K>, mode: Mode) -> Res
     for report in walk.reports {
         report(&mut status);
     }
-    conditions::keep_since(&mut walk.conditions, K::conditions(&object.status), cx.world.clock.now_ns());
-    let summary = Summary { conditions: walk.conditions, settled, lowered };
+    conditions::keep_since(
+        &mut walk.conditions,
+        K::conditions(&object.status),
+        cx.world.clock.now_ns(),
+    );
+    let summary = Summary {
+        conditions: walk.conditions,
+        settled,
+        lowered,
+    };
     K::settle(object, &facts, summary, &mut status);
-    Ok(Passed { status, settled, lowered, error: walk.error, plan: walk.plan, acted: walk.acted })
+    Ok(Passed {
+        status,
+        settled,
+        lowered,
+        error: walk.error,
+        plan: walk.plan,
+        acted: walk.acted,
+    })
 }
 
 impl<K: Staged> Walk<'_, K> {
@@ -181,7 +200,13 @@ impl<K: Staged> Walk<'_, K> {
     }
 
     async fn lower(&self, stage: &'static dyn AnyStage<K>, hold: Option<&str>) -> Turn<K> {
-        let mut turn = Turn { name: stage.name(), outcome: Ok(Outcome::Done), looked: None, planned: None, acted: false };
+        let mut turn = Turn {
+            name: stage.name(),
+            outcome: Ok(Outcome::Done),
+            looked: None,
+            planned: None,
+            acted: false,
+        };
         match bounded("look", stage.name(), stage.look(self.cx, self.object)).await {
             Ok(looked) if !looked.present => return turn,
             Ok(looked) => turn.looked = Some(looked),
@@ -205,9 +230,20 @@ impl<K: Staged> Walk<'_, K> {
 
     /// `missing`: a rung below is not there (plan only), so neither is this stage.
     async fn raise(&self, stage: &'static dyn AnyStage<K>, missing: bool) -> Turn<K> {
-        let mut turn = Turn { name: stage.name(), outcome: Ok(Outcome::Done), looked: None, planned: None, acted: false };
+        let mut turn = Turn {
+            name: stage.name(),
+            outcome: Ok(Outcome::Done),
+            looked: None,
+            planned: None,
+            acted: false,
+        };
         if missing {
-            turn.planned = Some(Planned::new(self.object, stage.name(), Action::Make, &Why::new("Absent", "")));
+            turn.planned = Some(Planned::new(
+                self.object,
+                stage.name(),
+                Action::Make,
+                &Why::new("Absent", ""),
+            ));
             return turn;
         }
         turn.outcome = match self.look(stage).await {
@@ -268,11 +304,13 @@ impl<K: Staged> Walk<'_, K> {
                 true
             }
             Ok(Outcome::Wait(why)) => {
-                self.conditions.push(conditions::fails(turn.name, why.reason, why.message, false));
+                self.conditions
+                    .push(conditions::fails(turn.name, why.reason, why.message, false));
                 false
             }
             Ok(Outcome::Lost(why)) => {
-                self.conditions.push(conditions::fails(turn.name, why.reason, why.message.clone(), true));
+                self.conditions
+                    .push(conditions::fails(turn.name, why.reason, why.message.clone(), true));
                 self.lost.get_or_insert(why);
                 false
             }
@@ -281,7 +319,8 @@ impl<K: Staged> Walk<'_, K> {
                 if !matches!(e, Error::Pending(_)) {
                     warn!(stage = turn.name, permanent, "{e}");
                 }
-                self.conditions.push(conditions::fails(turn.name, e.reason(), e.to_string(), permanent));
+                self.conditions
+                    .push(conditions::fails(turn.name, e.reason(), e.to_string(), permanent));
                 self.error.get_or_insert(e);
                 false
             }
@@ -296,11 +335,18 @@ impl<K: Staged> Walk<'_, K> {
 async fn bounded<T>(op: &'static str, stage: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(BOUND, work).await {
         Ok(result) => result,
-        Err(_) => Err(Error::Stuck { op, object: stage.to_owned(), seconds: BOUND.as_secs() }),
+        Err(_) => Err(Error::Stuck {
+            op,
+            object: stage.to_owned(),
+            seconds: BOUND.as_secs(),
+        }),
     }
 }
 
 /// Is the condition `Ready` (or any other) true?
 pub fn truth(conditions: &[Condition], stage: &str) -> Truth {
-    conditions.iter().find(|c| c.stage == stage).map_or(Truth::Unknown, |c| c.status)
+    conditions
+        .iter()
+        .find(|c| c.stage == stage)
+        .map_or(Truth::Unknown, |c| c.status)
 }

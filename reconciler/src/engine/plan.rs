@@ -60,7 +60,14 @@ impl std::fmt::Display for Planned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let action = serde_json::to_value(self.action).unwrap_or_default();
         let short: String = self.uid.chars().take(13).collect();
-        write!(f, "{} {short} ({}) {}: {}", self.kind, self.name, self.stage, action.as_str().unwrap_or_default())?;
+        write!(
+            f,
+            "{} {short} ({}) {}: {}",
+            self.kind,
+            self.name,
+            self.stage,
+            action.as_str().unwrap_or_default()
+        )?;
         write!(f, ", {} [{:?}]", self.reason, self.risk)?;
         if !self.message.is_empty() {
             write!(f, " {}", self.message)?;

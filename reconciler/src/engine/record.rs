@@ -38,7 +38,12 @@ struct Copy<'a, S> {
 
 /// The copy's text.
 pub fn text<K: Kind>(object: &Object<K>) -> Vec<u8> {
-    let copy = Copy { api_version: API_VERSION, kind: K::KIND, metadata: &object.meta, spec: &object.spec };
+    let copy = Copy {
+        api_version: API_VERSION,
+        kind: K::KIND,
+        metadata: &object.meta,
+        spec: &object.spec,
+    };
     serde_json::to_vec(&copy).unwrap_or_default()
 }
 
@@ -112,7 +117,10 @@ impl<K: Placed> Stage<K> for Record {
         if let Some(dir) = K::state_dir(&cx.world.paths, object) {
             remove_empty_tree(&dir)?;
         }
-        cx.world.trash.bury(&K::dir(&cx.world.paths, object)).map_err(images::failed("trash"))?;
+        cx.world
+            .trash
+            .bury(&K::dir(&cx.world.paths, object))
+            .map_err(images::failed("trash"))?;
         Ok(Undone::Done)
     }
 }

@@ -16,7 +16,9 @@ pub fn copies(root: &Path) -> Copies {
     Copies {
         all: Box::new(move || files(&all).iter().filter_map(|path| read(path)).collect()),
         one: Box::new(move |_, uid| {
-            let own = files(&one).into_iter().find(|path| path.parent().is_some_and(|dir| dir.ends_with(uid)));
+            let own = files(&one)
+                .into_iter()
+                .find(|path| path.parent().is_some_and(|dir| dir.ends_with(uid)));
             read(&own?)
         }),
     }
@@ -35,11 +37,19 @@ fn files(root: &Path) -> Vec<PathBuf> {
 }
 
 fn children(dir: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        .map(|e| e.path())
+        .collect()
 }
 
 fn read(path: &Path) -> Option<Vec<u8>> {
     let meta = fs::symlink_metadata(path).ok()?;
-    (meta.is_file() && meta.len() <= LIMIT).then(|| fs::read(path).ok()).flatten()
+    (meta.is_file() && meta.len() <= LIMIT)
+        .then(|| fs::read(path).ok())
+        .flatten()
 }

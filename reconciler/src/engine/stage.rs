@@ -28,11 +28,18 @@ pub struct Why {
 
 impl Why {
     pub fn new(reason: &'static str, message: impl Into<String>) -> Why {
-        Why { reason, message: message.into(), risk: Risk::A }
+        Why {
+            reason,
+            message: message.into(),
+            risk: Risk::A,
+        }
     }
 
     pub fn risky(reason: &'static str, message: impl Into<String>) -> Why {
-        Why { risk: Risk::B, ..Why::new(reason, message) }
+        Why {
+            risk: Risk::B,
+            ..Why::new(reason, message)
+        }
     }
 }
 
@@ -81,7 +88,8 @@ pub trait Stage<K: Kind>: Send + Sync + 'static {
     fn undo(cx: &Context, object: &Object<K>) -> impl Future<Output = Result<Undone>> + Send;
 }
 
-type Report<K> = Box<dyn FnOnce(&mut <K as Kind>::Status) + Send + Sync>;
+/// Copies one look's facts into a status.
+pub type Report<K> = Box<dyn FnOnce(&mut <K as Kind>::Status) + Send + Sync>;
 
 /// What one look at a stage told.
 pub struct Looked<K: Kind> {
@@ -112,7 +120,11 @@ impl<K: Kind, S: Stage<K>> AnyStage<K> for Listed<S> {
         let have = S::observe(cx, object).await?;
         let step = S::diff(object, &have);
         let present = S::present(&have);
-        Ok(Looked { step, present, report: Box::new(move |status| S::report(&have, status)) })
+        Ok(Looked {
+            step,
+            present,
+            report: Box::new(move |status| S::report(&have, status)),
+        })
     }
 
     async fn act(&self, cx: &Context, object: &Object<K>, step: &Step) -> Result<()> {

@@ -13,7 +13,13 @@ use crate::error::{Class, Result};
 /// Runs one pass, publishes its status, and erases what is wholly gone.
 pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Result<Next> {
     let passed = pass::run(cx, object, Mode::Act).await?;
-    let Passed { status, settled, lowered, error, .. } = passed;
+    let Passed {
+        status,
+        settled,
+        lowered,
+        error,
+        ..
+    } = passed;
     cx.store.set_status::<K>(object.uid(), status);
     if object.meta.deleted() {
         if lowered {
@@ -26,7 +32,11 @@ pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Resu
     if let Some(by) = object.meta.ready_by.filter(|_| !settled) {
         let left = by.saturating_sub(cx.world.clock.boottime_ns());
         if left == 0 {
-            if cx.store.withdraw::<K>(object.uid(), cx.world.clock.boottime_ns()).await? {
+            if cx
+                .store
+                .withdraw::<K>(object.uid(), cx.world.clock.boottime_ns())
+                .await?
+            {
                 tracing::info!("withdrawn: nobody waited for it and it did not become ready in time");
             }
             return Ok(Next::Await);
@@ -43,7 +53,10 @@ pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Resu
 
 /// The names of the stages of a kind, bottom first: for help texts and tests.
 pub fn stages<K: Staged>() -> Vec<&'static str> {
-    K::rungs().iter().flat_map(|rung| rung.iter().map(|stage| stage.name())).collect()
+    K::rungs()
+        .iter()
+        .flat_map(|rung| rung.iter().map(|stage| stage.name()))
+        .collect()
 }
 
 /// A kind's name in messages.

@@ -76,22 +76,39 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
             || cx.store.get::<ContainerKind>(uid).is_some()
             || cx.store.quarantined(uid)
     };
-    let mut found: BTreeSet<Orphan> = sandboxes.iter().filter(|u| !known(u)).cloned().map(Orphan::Sandbox).collect();
-    let orphaned = containers.into_iter().filter(|(sandbox, uid)| known(sandbox) && !known(uid));
+    let mut found: BTreeSet<Orphan> = sandboxes
+        .iter()
+        .filter(|u| !known(u))
+        .cloned()
+        .map(Orphan::Sandbox)
+        .collect();
+    let orphaned = containers
+        .into_iter()
+        .filter(|(sandbox, uid)| known(sandbox) && !known(uid));
     found.extend(orphaned.map(|(sandbox, uid)| Orphan::Container(sandbox, uid)));
     let stray = cgroups.into_iter().filter(|name| !known(name));
     found.extend(stray.map(|name| Orphan::Cgroup(format!("{}/{name}", paths.default_cgroup()))));
-    let gone = images.into_iter().filter(|u| cx.store.get::<ImageKind>(u).is_none() && !cx.store.quarantined(u));
+    let gone = images
+        .into_iter()
+        .filter(|u| cx.store.get::<ImageKind>(u).is_none() && !cx.store.quarantined(u));
     found.extend(gone.map(|uid| Orphan::Directory(format!("images/{uid}"))));
-    let gone = declared.into_iter().filter(|u| cx.store.get::<PodKind>(u).is_none() && !cx.store.quarantined(u));
+    let gone = declared
+        .into_iter()
+        .filter(|u| cx.store.get::<PodKind>(u).is_none() && !cx.store.quarantined(u));
     found.extend(gone.map(|uid| Orphan::Directory(format!("declared/{uid}"))));
     Ok(found)
 }
 
 /// The children of a directory that look like uids.
 fn names(dir: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(|n| !n.starts_with('.')).collect()
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|e| e.file_name().into_string().ok())
+        .filter(|n| !n.starts_with('.'))
+        .collect()
 }
 
 /// Takes one orphan down.
@@ -107,15 +124,20 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
             }
             files::unmount(&state.join("rootfs"))?;
             remove_empty_tree(&state)?;
-            cx.world.trash.bury(&paths.container(sandbox, uid)).map_err(crate::world::linux::images::failed("trash"))
+            cx.world
+                .trash
+                .bury(&paths.container(sandbox, uid))
+                .map_err(crate::world::linux::images::failed("trash"))
         }
         Orphan::Cgroup(path) => {
             cx.world.cgroups.kill(path)?;
             cx.world.cgroups.remove(path)
         }
-        Orphan::Directory(path) => {
-            cx.world.trash.bury(&paths.root.join(path)).map_err(crate::world::linux::images::failed("trash"))
-        }
+        Orphan::Directory(path) => cx
+            .world
+            .trash
+            .bury(&paths.root.join(path))
+            .map_err(crate::world::linux::images::failed("trash")),
     }
 }
 
@@ -139,14 +161,26 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
     }
     let pin = paths.netns(uid);
     let live = matches!(netns::observe(&pin), Ok(netns::Pin::Ns { .. }));
-    cx.world.network.remove(uid, &paths.pod(uid), live.then_some(pin.as_path())).await?;
-    for pin in [pin, paths.pod_state(uid).join("ns/ipc"), paths.pod_state(uid).join("ns/uts")] {
-        netns::remove(&pin).map_err(std::io::Error::other).map_err(crate::Error::io("unpin", &pin))?;
+    cx.world
+        .network
+        .remove(uid, &paths.pod(uid), live.then_some(pin.as_path()))
+        .await?;
+    for pin in [
+        pin,
+        paths.pod_state(uid).join("ns/ipc"),
+        paths.pod_state(uid).join("ns/uts"),
+    ] {
+        netns::remove(&pin)
+            .map_err(std::io::Error::other)
+            .map_err(crate::Error::io("unpin", &pin))?;
     }
     files::unmount(&paths.shm(uid))?;
     for container in names(&paths.pod_state(uid).join("containers")) {
         files::unmount(&paths.container_state(uid, &container).join("rootfs"))?;
     }
     remove_empty_tree(&paths.pod_state(uid))?;
-    cx.world.trash.bury(&paths.pod(uid)).map_err(crate::world::linux::images::failed("trash"))
+    cx.world
+        .trash
+        .bury(&paths.pod(uid))
+        .map_err(crate::world::linux::images::failed("trash"))
 }

@@ -34,7 +34,9 @@ impl<K: Kind> Queue<K> {
     pub fn look(&self, uid: &str, reason: &'static str) {
         let request = ReconcileRequest {
             obj_ref: ObjectRef::new(uid),
-            reason: ReconcileReason::Custom { reason: reason.to_owned() },
+            reason: ReconcileReason::Custom {
+                reason: reason.to_owned(),
+            },
         };
         let _ = self.0.send(request);
     }
@@ -71,7 +73,15 @@ impl Queues {
         let (images, images_rx) = Queue::new();
         let (sessions, sessions_rx) = Queue::new();
         let (debts, debts_rx) = Queue::new();
-        let queues = Queues { nodes, pods, sandboxes, containers, images, sessions, debts };
+        let queues = Queues {
+            nodes,
+            pods,
+            sandboxes,
+            containers,
+            images,
+            sessions,
+            debts,
+        };
         let receivers = Receivers {
             nodes: nodes_rx,
             pods: pods_rx,

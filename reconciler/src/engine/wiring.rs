@@ -40,7 +40,9 @@ impl Controlled for ContainerKind {
     }
 
     fn changed(cx: &Context, object: &Container) {
-        let Some(sandbox) = cx.store.get::<SandboxKind>(&object.spec.sandbox) else { return };
+        let Some(sandbox) = cx.store.get::<SandboxKind>(&object.spec.sandbox) else {
+            return;
+        };
         let ending = sandbox.spec.goal == SandboxGoal::Stopped || sandbox.status.phase == SandboxPhase::NotReady;
         if sandbox.meta.deleted() || (ending && !sandbox.status.torn_down) {
             cx.queues.sandboxes.look(sandbox.uid(), "container");

@@ -48,7 +48,9 @@ impl Stage<ImageKind> for Layers {
     }
 
     async fn act(cx: &Context, object: &Image, _: &Step) -> Result<()> {
-        let Some(loaded) = manifest(cx, object).await? else { return Ok(()) };
+        let Some(loaded) = manifest(cx, object).await? else {
+            return Ok(());
+        };
         cx.world.images.unpack(loaded.descriptor.digest().as_ref()).await?;
         tracing::info!(layers = loaded.chain_ids.len(), "image unpacked");
         Ok(())

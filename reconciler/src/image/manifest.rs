@@ -266,7 +266,11 @@ pub fn by_digest(content: &Content, digest: &str) -> Result<Loaded> {
         Document::Manifest(manifest) => manifest.media_type().clone().unwrap_or(MediaType::ImageManifest),
         Document::Index(index) => index.media_type().clone().unwrap_or(MediaType::ImageIndex),
     };
-    load(content, &Descriptor::new(media_type, bytes.len() as u64, digest), &Platform::host())
+    load(
+        content,
+        &Descriptor::new(media_type, bytes.len() as u64, digest),
+        &Platform::host(),
+    )
 }
 
 fn diff_ids(at: &Descriptor, manifest: &ImageManifest, configuration: &ImageConfiguration) -> Result<Vec<Digest>> {

@@ -37,13 +37,21 @@ impl Stage<ImageKind> for Manifest {
 
     async fn observe(cx: &Context, object: &Image) -> Result<Have> {
         let Some(digest) = digest(cx, object).await? else {
-            return Ok(Have { loaded: None, digest: String::new(), missing_blobs: 0 });
+            return Ok(Have {
+                loaded: None,
+                digest: String::new(),
+                missing_blobs: 0,
+            });
         };
         let loaded = cx.world.images.load(&digest).await?;
         let content = cx.world.images.content();
         let missing = |l: &Loaded| l.blobs().filter(|blob| !content.exists(blob).unwrap_or(false)).count();
         let missing_blobs = loaded.as_ref().map_or(0, missing);
-        Ok(Have { loaded, digest, missing_blobs })
+        Ok(Have {
+            loaded,
+            digest,
+            missing_blobs,
+        })
     }
 
     fn diff(object: &Image, have: &Have) -> Step {
@@ -80,7 +88,11 @@ impl Stage<ImageKind> for Manifest {
             }
             ImageSource::Registry => "pulling from registries is not implemented yet; import an archive".to_owned(),
         };
-        Err(Error::Image { image: object.meta.name.clone(), problem, class: Class::Permanent })
+        Err(Error::Image {
+            image: object.meta.name.clone(),
+            problem,
+            class: Class::Permanent,
+        })
     }
 
     async fn undo(_: &Context, _: &Image) -> Result<Undone> {

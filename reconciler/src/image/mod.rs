@@ -29,8 +29,11 @@ use crate::engine::{Context, conditions};
 use crate::error::Result;
 use crate::world::Paths;
 
-static RUNGS: [&[&'static dyn AnyStage<ImageKind>]; 3] =
-    [&[&Listed(Record)], &[&Listed(manifest_stage::Manifest)], &[&Listed(layers::Layers)]];
+static RUNGS: [&[&'static dyn AnyStage<ImageKind>]; 3] = [
+    &[&Listed(Record)],
+    &[&Listed(manifest_stage::Manifest)],
+    &[&Listed(layers::Layers)],
+];
 
 pub struct Facts {
     now: i64,
@@ -45,7 +48,9 @@ impl Staged for ImageKind {
     }
 
     async fn facts(cx: &Context, _: &Image) -> Result<Facts> {
-        Ok(Facts { now: cx.world.clock.now_ns() })
+        Ok(Facts {
+            now: cx.world.clock.now_ns(),
+        })
     }
 
     fn height(_: &Context, object: &Image, _: &Facts) -> Height {
@@ -64,7 +69,11 @@ impl Staged for ImageKind {
             (false, true) => ImagePhase::Failed,
             (false, false) => ImagePhase::Pending,
         };
-        status.pull_epoch = if ready { object.spec.pull_epoch } else { object.status.pull_epoch };
+        status.pull_epoch = if ready {
+            object.spec.pull_epoch
+        } else {
+            object.status.pull_epoch
+        };
         status.conditions = conditions::with_ready(summary.conditions, ready, &object.status.conditions, facts.now);
         status.observed_generation = object.meta.generation;
     }

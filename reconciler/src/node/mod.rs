@@ -8,21 +8,31 @@ use state::node::{LOCAL, NodeKind, NodeSpec, NodeStatus};
 use state::store::{New, Opened};
 use state::{Condition, Meta};
 
+use crate::container::spec::HostFacts;
 use crate::engine::controller::Next;
 use crate::engine::{Context, conditions};
-use crate::container::spec::HostFacts;
 use crate::error::{Error, Result};
 
 /// How often disk usage of the image store is counted while somebody runs the daemon.
-const SAMPLE: Duration = Duration::from_secs(10);
+const SAMPLE: Duration = Duration::from_secs(60);
 
 /// Makes the one Node record if there is none.
 pub async fn ensure(cx: &Context) -> Result<()> {
     if cx.store.by_name::<NodeKind>(LOCAL).is_some() {
         return Ok(());
     }
-    let meta = Meta { name: LOCAL.to_owned(), ..Meta::default() };
-    match cx.store.create::<NodeKind>(New { meta, spec: NodeSpec::default() }).await {
+    let meta = Meta {
+        name: LOCAL.to_owned(),
+        ..Meta::default()
+    };
+    match cx
+        .store
+        .create::<NodeKind>(New {
+            meta,
+            spec: NodeSpec::default(),
+        })
+        .await
+    {
         Ok(_) | Err(state::Error::AlreadyExists { .. }) => Ok(()),
         Err(e) => Err(e.into()),
     }
@@ -36,7 +46,12 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let now = cx.world.clock.now_ns();
     let mut all = vec![match ready {
         true => conditions::holds("Ready"),
-        false => conditions::fails("Ready", "FirstLook", "the first look at all objects is not finished", false),
+        false => conditions::fails(
+            "Ready",
+            "FirstLook",
+            "the first look at all objects is not finished",
+            false,
+        ),
     }];
     all.push(match network.ok {
         true => conditions::holds("NetworkReady"),
@@ -44,7 +59,9 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     });
     all.extend(store_conditions(cx.opened.clone()));
     conditions::keep_since(&mut all, &old.conditions, now);
-    let host = HostFacts::read().map_err(std::io::Error::other).map_err(Error::io("look at", "the host"))?;
+    let host = HostFacts::read()
+        .map_err(std::io::Error::other)
+        .map_err(Error::io("look at", "the host"))?;
     let (bytes, inodes) = cx.world.images.usage().await?;
     let status = NodeStatus {
         observed_generation: object.meta.generation,
@@ -60,8 +77,11 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         recursive_read_only: host.recursive_read_only(),
         user_namespaces: false,
     };
-    let same = NodeStatus { image_sampled: old.image_sampled, ..status.clone() } == *old;
-    if !same || now - old.image_sampled > 60_000_000_000 {
+    let same = NodeStatus {
+        image_sampled: old.image_sampled,
+        ..status.clone()
+    } == *old;
+    if !same || now - old.image_sampled > 50_000_000_000 {
         cx.store.set_status::<NodeKind>(object.uid(), status);
     }
     Ok(Next::Again(SAMPLE))
@@ -70,11 +90,24 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
 fn store_conditions(opened: Opened) -> Vec<Condition> {
     let mut all = Vec::new();
     if let Some(why) = opened.rebuilt {
-        all.push(Condition { reason: "Damaged".to_owned(), message: why, ..conditions::holds("StoreRebuilt") });
+        all.push(Condition {
+            reason: "Damaged".to_owned(),
+            message: why,
+            ..conditions::holds("StoreRebuilt")
+        });
     }
     if !opened.quarantined.is_empty() {
-        let names: Vec<String> = opened.quarantined.iter().map(|(kind, uid, why)| format!("{kind} {uid}: {why}")).collect();
-        all.push(conditions::fails("RecordsReadable", "Quarantined", names.join("; "), false));
+        let names: Vec<String> = opened
+            .quarantined
+            .iter()
+            .map(|(kind, uid, why)| format!("{kind} {uid}: {why}"))
+            .collect();
+        all.push(conditions::fails(
+            "RecordsReadable",
+            "Quarantined",
+            names.join("; "),
+            false,
+        ));
     }
     all
 }

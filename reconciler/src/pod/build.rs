@@ -1,10 +1,9 @@
 //! The records of a pod's children, from its spec.
 
 use state::container::{ContainerGoal, ContainerImage, ContainerSpec, Mount, Resources};
-use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
+use state::image::{ImageKind, ImagePhase};
 use state::pod::PodContainer;
 use state::sandbox::{NamespaceMode, Namespaces, PodRef, PortMapping, SandboxKind, SandboxSpec};
-use state::store::New;
 use state::{Kind, Meta, Owner, Pod, PodSandbox};
 
 use super::volumes;
@@ -31,12 +30,19 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
     let meta = Meta {
         name: format!("{}_{}_{}_{attempt}", pod.meta.name, pod.meta.namespace, pod.uid()),
         namespace: pod.meta.namespace.clone(),
-        owner: Some(Owner { kind: state::pod::PodKind::KIND.to_owned(), uid: pod.uid().to_owned() }),
+        owner: Some(Owner {
+            kind: state::pod::PodKind::KIND.to_owned(),
+            uid: pod.uid().to_owned(),
+        }),
         labels: pod.meta.labels.clone(),
         annotations: pod.meta.annotations.clone(),
         ..Meta::default()
     };
-    let hostname = if pod.spec.hostname.is_empty() { &pod.meta.name } else { &pod.spec.hostname };
+    let hostname = if pod.spec.hostname.is_empty() {
+        &pod.meta.name
+    } else {
+        &pod.spec.hostname
+    };
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let ports = containers.flat_map(|c| &c.ports).map(|port| PortMapping {
         protocol: port.protocol,
@@ -44,7 +50,12 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
         host_port: port.host_port,
         host_ip: port.host_ip.clone(),
     });
-    let any_privileged = pod.spec.init_containers.iter().chain(&pod.spec.containers).any(|c| c.security.privileged);
+    let any_privileged = pod
+        .spec
+        .init_containers
+        .iter()
+        .chain(&pod.spec.containers)
+        .any(|c| c.security.privileged);
     let spec = SandboxSpec {
         pod: PodRef {
             name: pod.meta.name.clone(),
@@ -52,32 +63,48 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
             uid: pod.uid().to_owned(),
             attempt,
         },
-        hostname: if pod.spec.host_network { String::new() } else { hostname.clone() },
+        hostname: if pod.spec.host_network {
+            String::new()
+        } else {
+            hostname.clone()
+        },
         log_directory: super::dir(paths, pod).join("logs").display().to_string(),
         dns: pod.spec.dns.clone(),
-        ports: if pod.spec.host_network { Vec::new() } else { ports.collect() },
+        ports: if pod.spec.host_network {
+            Vec::new()
+        } else {
+            ports.collect()
+        },
         sysctls: pod.spec.sysctls.clone(),
         namespaces: namespaces(pod),
-        security: state::sandbox::SandboxSecurity { privileged: any_privileged, ..Default::default() },
+        security: state::sandbox::SandboxSecurity {
+            privileged: any_privileged,
+            ..Default::default()
+        },
         ..SandboxSpec::default()
     };
     (meta, spec)
 }
 
-/// The image's id, once it is here; its record is made if there is none.
+/// The image's id, once it is here.
 async fn image(cx: &Context, text: &str) -> Result<String> {
     let reference = state::reference::Reference::parse(text, "image")?;
     let name = reference.to_string();
+    // A record with `ImageSource::Registry` once registries can be asked; until then an import makes it, which is a
+    // trigger of this pod.
     let Some(image) = cx.store.by_name::<ImageKind>(&name) else {
-        let meta = Meta { name: name.clone(), ..Meta::default() };
-        let spec = ImageSpec { source: ImageSource::Registry, ..ImageSpec::default() };
-        cx.store.create::<ImageKind>(New { meta, spec }).await?;
-        return Err(Error::Pending(format!("image {name} is being fetched")));
+        let how = "pulling is not implemented yet, so import it: docker save IMAGE | reconcile images import -";
+        return Err(Error::Refused(format!("image {name} is not here; {how}")));
     };
     match image.status.phase {
         ImagePhase::Ready => Ok(image.status.id.clone()),
         ImagePhase::Failed => {
-            let why = image.status.conditions.first().map(|c| c.message.clone()).unwrap_or_default();
+            let why = image
+                .status
+                .conditions
+                .first()
+                .map(|c| c.message.clone())
+                .unwrap_or_default();
             Err(Error::Refused(format!("image {name}: {why}")))
         }
         _ => Err(Error::Pending(format!("image {name} is being fetched"))),
@@ -95,9 +122,17 @@ pub async fn container(
     let wish = all.into_iter().find(|c| c.name == name);
     let wish = wish.ok_or_else(|| Error::Refused(format!("container {name} is not in the pod's spec")))?;
     let meta = Meta {
-        name: format!("{name}_{}_{}_{}_{attempt}", pod.meta.name, pod.meta.namespace, sandbox.uid()),
+        name: format!(
+            "{name}_{}_{}_{}_{attempt}",
+            pod.meta.name,
+            pod.meta.namespace,
+            sandbox.uid()
+        ),
         namespace: pod.meta.namespace.clone(),
-        owner: Some(Owner { kind: SandboxKind::KIND.to_owned(), uid: sandbox.uid().to_owned() }),
+        owner: Some(Owner {
+            kind: SandboxKind::KIND.to_owned(),
+            uid: sandbox.uid().to_owned(),
+        }),
         labels: pod.meta.labels.clone(),
         ..Meta::default()
     };
@@ -108,7 +143,11 @@ pub async fn container(
         sandbox: sandbox.uid().to_owned(),
         name: name.to_owned(),
         attempt,
-        image: ContainerImage { requested: wish.image.clone(), id: image(cx, &wish.image).await?, ..Default::default() },
+        image: ContainerImage {
+            requested: wish.image.clone(),
+            id: image(cx, &wish.image).await?,
+            ..Default::default()
+        },
         command: wish.command.clone(),
         args: wish.args.clone(),
         working_dir: wish.working_dir.clone(),
@@ -118,7 +157,9 @@ pub async fn container(
         stdin: wish.stdin,
         stdin_once: wish.stdin_once,
         tty: wish.tty,
-        resources: Resources { ..wish.resources.clone() },
+        resources: Resources {
+            ..wish.resources.clone()
+        },
         security,
         stop_signal: wish.stop_signal.clone(),
         grace_seconds: pod.spec.termination_grace_period_seconds,
@@ -130,7 +171,8 @@ pub async fn container(
 fn mounts(paths: &Paths, pod: &Pod, wish: &PodContainer) -> Result<Vec<Mount>> {
     let mount = |mount: &state::pod::VolumeMount| {
         let volume = pod.spec.volumes.iter().find(|v| v.name == mount.name);
-        let volume = volume.ok_or_else(|| Error::Refused(format!("volumeMounts: no volume is named {}", mount.name)))?;
+        let volume =
+            volume.ok_or_else(|| Error::Refused(format!("volumeMounts: no volume is named {}", mount.name)))?;
         let mut host = volumes::path(paths, pod, volume);
         if !mount.sub_path.is_empty() {
             host.push(&mount.sub_path);

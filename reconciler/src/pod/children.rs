@@ -6,8 +6,8 @@ use state::pod::PodKind;
 use state::sandbox::{SandboxGoal, SandboxKind};
 use state::store::New;
 
-use super::decide::{Child, Decision, View, Wish, decide};
 use super::build;
+use super::decide::{Child, Decision, View, Wish, decide};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
@@ -26,9 +26,16 @@ pub fn decision(cx: &Context, object: &Pod) -> Decision {
 
 fn view(cx: &Context, object: &Pod) -> View {
     let sandboxes = cx.store.owned::<SandboxKind>(object.uid());
-    let mut containers: Vec<_> = sandboxes.iter().flat_map(|s| cx.store.owned::<ContainerKind>(s.uid())).collect();
+    let mut containers: Vec<_> = sandboxes
+        .iter()
+        .flat_map(|s| cx.store.owned::<ContainerKind>(s.uid()))
+        .collect();
     containers.sort_by_key(|c| std::cmp::Reverse(c.meta.created));
-    View { sandboxes, containers, now: cx.world.clock.now_ns() }
+    View {
+        sandboxes,
+        containers,
+        now: cx.world.clock.now_ns(),
+    }
 }
 
 impl Stage<PodKind> for Children {
@@ -37,7 +44,10 @@ impl Stage<PodKind> for Children {
 
     async fn observe(cx: &Context, object: &Pod) -> Result<Have> {
         let owned = cx.store.owned::<SandboxKind>(object.uid()).len();
-        Ok(Have { decision: decision(cx, object), owned })
+        Ok(Have {
+            decision: decision(cx, object),
+            owned,
+        })
     }
 
     fn diff(_: &Pod, have: &Have) -> Step {
@@ -92,7 +102,11 @@ async fn fulfil(cx: &Context, pod: &Pod, wish: Wish) -> Result<()> {
             written(cx.store.create::<SandboxKind>(New { meta, spec }).await.map(drop))
         }
         Wish::Container { name, attempt } => {
-            let sandbox = cx.store.owned::<SandboxKind>(pod.uid()).into_iter().find(|s| !s.meta.deleted());
+            let sandbox = cx
+                .store
+                .owned::<SandboxKind>(pod.uid())
+                .into_iter()
+                .find(|s| !s.meta.deleted());
             let Some(sandbox) = sandbox else { return Ok(()) };
             let (meta, spec) = build::container(cx, pod, &sandbox, &name, attempt).await?;
             written(cx.store.create::<ContainerKind>(New { meta, spec }).await.map(drop))
@@ -111,8 +125,14 @@ async fn fulfil(cx: &Context, pod: &Pod, wish: Wish) -> Result<()> {
             };
             Ok(cx.store.update::<SandboxKind, _>(&uid, stop).await.map(drop)?)
         }
-        Wish::Delete { kind: Child::Sandbox, uid } => Ok(cx.store.delete::<SandboxKind>(&uid).await.map(drop)?),
-        Wish::Delete { kind: Child::Container, uid } => Ok(cx.store.delete::<ContainerKind>(&uid).await.map(drop)?),
+        Wish::Delete {
+            kind: Child::Sandbox,
+            uid,
+        } => Ok(cx.store.delete::<SandboxKind>(&uid).await.map(drop)?),
+        Wish::Delete {
+            kind: Child::Container,
+            uid,
+        } => Ok(cx.store.delete::<ContainerKind>(&uid).await.map(drop)?),
     }
 }
 

@@ -15,13 +15,25 @@ const RESTART_LAST: Duration = Duration::from_secs(300);
 /// One record to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
-    Sandbox { attempt: u32 },
+    Sandbox {
+        attempt: u32,
+    },
     /// Create a container of this name, to run at once.
-    Container { name: String, attempt: u32 },
-    StopContainer { uid: String },
-    StopSandbox { uid: String },
+    Container {
+        name: String,
+        attempt: u32,
+    },
+    StopContainer {
+        uid: String,
+    },
+    StopSandbox {
+        uid: String,
+    },
     /// An ended attempt that a newer one replaced, or a sandbox that ended.
-    Delete { kind: Child, uid: String },
+    Delete {
+        kind: Child,
+        uid: String,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +82,9 @@ impl Member<'_> {
     }
 
     fn exited(&self) -> Option<i32> {
-        self.newest.filter(|c| c.status.phase == ContainerPhase::Exited).map(|c| c.status.exit_code)
+        self.newest
+            .filter(|c| c.status.phase == ContainerPhase::Exited)
+            .map(|c| c.status.exit_code)
     }
 
     fn policy(&self, pod: RestartPolicy) -> RestartPolicy {
@@ -96,14 +110,19 @@ impl Member<'_> {
 pub fn decide(pod: &Pod, view: &View) -> Decision {
     let spec = &pod.spec;
     let members = members(pod, view);
-    let mut decision = Decision { status: status(&members), ..Decision::default() };
+    let mut decision = Decision {
+        status: status(&members),
+        ..Decision::default()
+    };
     let live: Vec<_> = view.sandboxes.iter().filter(|s| !s.meta.deleted()).collect();
     let newest = live.first().copied();
     if let Some(sandbox) = newest {
         decision.status.ip = sandbox.status.ip.clone();
         decision.status.sandbox = sandbox.uid().to_owned();
     }
-    let failed_init = members.iter().any(|m| m.role == Role::Init && m.over(spec.restart_policy) && m.exited() != Some(0));
+    let failed_init = members
+        .iter()
+        .any(|m| m.role == Role::Init && m.over(spec.restart_policy) && m.exited() != Some(0));
     let mains = || members.iter().filter(|m| m.role == Role::Main);
     let done = failed_init || mains().all(|m| m.over(spec.restart_policy));
     if done {
@@ -111,12 +130,18 @@ pub fn decide(pod: &Pod, view: &View) -> Decision {
         return decision;
     }
     match newest {
-        None => decision.wishes.push(Wish::Sandbox { attempt: next_attempt(view) }),
+        None => decision.wishes.push(Wish::Sandbox {
+            attempt: next_attempt(view),
+        }),
         Some(s) if s.status.phase == SandboxPhase::NotReady && s.spec.goal == SandboxGoal::Ready => {
-            decision.wishes.push(Wish::Sandbox { attempt: next_attempt(view) });
+            decision.wishes.push(Wish::Sandbox {
+                attempt: next_attempt(view),
+            });
         }
         Some(s) if s.spec.goal == SandboxGoal::Stopped => {
-            decision.wishes.push(Wish::Sandbox { attempt: next_attempt(view) });
+            decision.wishes.push(Wish::Sandbox {
+                attempt: next_attempt(view),
+            });
         }
         Some(s) if s.status.phase == SandboxPhase::Ready => {
             retire(&mut decision, view, s);
@@ -133,15 +158,24 @@ fn next_attempt(view: &View) -> u32 {
 
 fn members<'a>(pod: &'a Pod, view: &'a View) -> Vec<Member<'a>> {
     let member = |spec: &'a PodContainer, role| {
-        let mut own = view.containers.iter().filter(|c| c.spec.name == spec.name && !c.meta.deleted());
+        let mut own = view
+            .containers
+            .iter()
+            .filter(|c| c.spec.name == spec.name && !c.meta.deleted());
         let newest = own.next();
-        Member { spec, role, newest, attempts: newest.map_or(0, |c| c.spec.attempt + 1) }
+        Member {
+            spec,
+            role,
+            newest,
+            attempts: newest.map_or(0, |c| c.spec.attempt + 1),
+        }
     };
     let init = pod.spec.init_containers.iter().map(|spec| match spec.restart_policy {
         Some(RestartPolicy::Always) => member(spec, Role::Sidecar),
         _ => member(spec, Role::Init),
     });
-    init.chain(pod.spec.containers.iter().map(|spec| member(spec, Role::Main))).collect()
+    init.chain(pod.spec.containers.iter().map(|spec| member(spec, Role::Main)))
+        .collect()
 }
 
 fn status(members: &[Member]) -> PodStatus {
@@ -159,7 +193,11 @@ fn status(members: &[Member]) -> PodStatus {
     let mut mains = members.iter().filter(|m| m.role == Role::Main);
     let running = mains.all(|m| matches!(m.phase(), Some(ContainerPhase::Running | ContainerPhase::Exited)));
     let phase = if running { PodPhase::Running } else { PodPhase::Pending };
-    PodStatus { phase, containers, ..PodStatus::default() }
+    PodStatus {
+        phase,
+        containers,
+        ..PodStatus::default()
+    }
 }
 
 fn reason(c: &Container) -> String {
@@ -172,12 +210,17 @@ fn reason(c: &Container) -> String {
 fn message(c: &Container) -> String {
     match c.status.phase {
         ContainerPhase::Exited => c.status.message.clone(),
-        _ => failure(c).map(|f| format!("{}: {}", f.stage, f.message)).unwrap_or_default(),
+        _ => failure(c)
+            .map(|f| format!("{}: {}", f.stage, f.message))
+            .unwrap_or_default(),
     }
 }
 
 fn failure(c: &Container) -> Option<&state::Condition> {
-    c.status.conditions.iter().find(|c| c.stage != "Ready" && c.status == state::Truth::False)
+    c.status
+        .conditions
+        .iter()
+        .find(|c| c.stage != "Ready" && c.status == state::Truth::False)
 }
 
 /// The pod is over: sidecars stop, then the sandbox.
@@ -189,12 +232,16 @@ fn finish(decision: &mut Decision, members: &[Member], newest: Option<&Arc<PodSa
     for member in members.iter().filter(up).filter_map(|m| m.newest) {
         running |= member.status.phase != ContainerPhase::Created;
         if member.spec.goal != ContainerGoal::Stopped {
-            decision.wishes.push(Wish::StopContainer { uid: member.uid().to_owned() });
+            decision.wishes.push(Wish::StopContainer {
+                uid: member.uid().to_owned(),
+            });
         }
     }
     match newest {
         Some(s) if !running && s.spec.goal != SandboxGoal::Stopped => {
-            decision.wishes.push(Wish::StopSandbox { uid: s.uid().to_owned() });
+            decision.wishes.push(Wish::StopSandbox {
+                uid: s.uid().to_owned(),
+            });
         }
         Some(s) if !s.status.torn_down => decision.waiting = Some("the sandbox is being stopped".to_owned()),
         _ => {}
@@ -203,13 +250,27 @@ fn finish(decision: &mut Decision, members: &[Member], newest: Option<&Arc<PodSa
 
 /// Removes what a newer attempt replaced: older sandboxes, and ended containers but the newest of each name.
 fn retire(decision: &mut Decision, view: &View, current: &PodSandbox) {
-    for sandbox in view.sandboxes.iter().filter(|s| s.uid() != current.uid() && !s.meta.deleted()) {
-        decision.wishes.push(Wish::Delete { kind: Child::Sandbox, uid: sandbox.uid().to_owned() });
+    for sandbox in view
+        .sandboxes
+        .iter()
+        .filter(|s| s.uid() != current.uid() && !s.meta.deleted())
+    {
+        decision.wishes.push(Wish::Delete {
+            kind: Child::Sandbox,
+            uid: sandbox.uid().to_owned(),
+        });
     }
     let mut seen: Vec<&str> = Vec::new();
-    for container in view.containers.iter().filter(|c| c.spec.sandbox == current.uid() && !c.meta.deleted()) {
+    for container in view
+        .containers
+        .iter()
+        .filter(|c| c.spec.sandbox == current.uid() && !c.meta.deleted())
+    {
         if seen.contains(&container.spec.name.as_str()) {
-            decision.wishes.push(Wish::Delete { kind: Child::Container, uid: container.uid().to_owned() });
+            decision.wishes.push(Wish::Delete {
+                kind: Child::Container,
+                uid: container.uid().to_owned(),
+            });
         }
         seen.push(&container.spec.name);
     }
@@ -233,7 +294,10 @@ fn start_members(decision: &mut Decision, pod: &Pod, view: &View, sandbox: &PodS
         };
         if start {
             let name = member.spec.name.clone();
-            decision.wishes.push(Wish::Container { name, attempt: member.attempts });
+            decision.wishes.push(Wish::Container {
+                name,
+                attempt: member.attempts,
+            });
         }
         let done = match member.role {
             Role::Init => member.exited() == Some(0),
@@ -241,14 +305,24 @@ fn start_members(decision: &mut Decision, pod: &Pod, view: &View, sandbox: &PodS
             Role::Main => true,
         };
         if !done {
-            decision.waiting.get_or_insert_with(|| format!("init container {} is not done", member.spec.name));
+            decision
+                .waiting
+                .get_or_insert_with(|| format!("init container {} is not done", member.spec.name));
             return;
         }
     }
-    let pending = members.iter().find(|m| !matches!(m.phase(), Some(ContainerPhase::Running | ContainerPhase::Exited)));
+    let pending = members
+        .iter()
+        .find(|m| !matches!(m.phase(), Some(ContainerPhase::Running | ContainerPhase::Exited)));
     if let Some(member) = pending {
-        let why = member.newest.and_then(|c| failure(c)).map(|f| format!(": {}", f.message)).unwrap_or_default();
-        decision.waiting.get_or_insert_with(|| format!("container {} is not running yet{why}", member.spec.name));
+        let why = member
+            .newest
+            .and_then(|c| failure(c))
+            .map(|f| format!(": {}", f.message))
+            .unwrap_or_default();
+        decision
+            .waiting
+            .get_or_insert_with(|| format!("container {} is not running yet{why}", member.spec.name));
     }
 }
 
@@ -260,7 +334,9 @@ fn restart_wait(member: &Member, now: i64) -> Option<Duration> {
     if restarts == 0 {
         return None;
     }
-    let delay = RESTART_FIRST.saturating_mul(1 << (restarts - 1).min(5)).min(RESTART_LAST);
+    let delay = RESTART_FIRST
+        .saturating_mul(1 << (restarts - 1).min(5))
+        .min(RESTART_LAST);
     let passed = Duration::from_nanos(u64::try_from(now.saturating_sub(ended)).unwrap_or(0));
     delay.checked_sub(passed).filter(|left| !left.is_zero())
 }
@@ -274,41 +350,91 @@ mod tests {
     use state::sandbox::{SandboxSpec, SandboxStatus};
 
     fn named(name: &str) -> PodContainer {
-        PodContainer { name: name.to_owned(), image: "localhost/hello".to_owned(), ..PodContainer::default() }
+        PodContainer {
+            name: name.to_owned(),
+            image: "localhost/hello".to_owned(),
+            ..PodContainer::default()
+        }
     }
 
     fn pod(restart_policy: RestartPolicy, init: &[PodContainer], main: &[&str]) -> Pod {
         let containers = main.iter().map(|name| named(name)).collect();
-        let spec = PodSpec { restart_policy, init_containers: init.to_vec(), containers, ..PodSpec::default() };
-        Pod::new(Meta { uid: "p".to_owned(), ..Meta::default() }, spec, PodStatus::default())
+        let spec = PodSpec {
+            restart_policy,
+            init_containers: init.to_vec(),
+            containers,
+            ..PodSpec::default()
+        };
+        Pod::new(
+            Meta {
+                uid: "p".to_owned(),
+                ..Meta::default()
+            },
+            spec,
+            PodStatus::default(),
+        )
     }
 
     fn sandbox(attempt: u32, phase: SandboxPhase) -> Arc<PodSandbox> {
         let mut spec = SandboxSpec::default();
         spec.pod.attempt = attempt;
-        let meta = Meta { uid: format!("s{attempt}"), ..Meta::default() };
-        Arc::new(PodSandbox::new(meta, spec, SandboxStatus { phase, ..SandboxStatus::default() }))
+        let meta = Meta {
+            uid: format!("s{attempt}"),
+            ..Meta::default()
+        };
+        Arc::new(PodSandbox::new(
+            meta,
+            spec,
+            SandboxStatus {
+                phase,
+                ..SandboxStatus::default()
+            },
+        ))
     }
 
     fn container(name: &str, attempt: u32, phase: ContainerPhase, exit_code: i32) -> Arc<Container> {
-        let spec = ContainerSpec { name: name.to_owned(), attempt, sandbox: "s0".to_owned(), ..Default::default() };
-        let meta = Meta { uid: format!("{name}{attempt}"), ..Meta::default() };
-        let status = ContainerStatus { phase, exit_code, finished_at: 1_000_000_000, ..Default::default() };
+        let spec = ContainerSpec {
+            name: name.to_owned(),
+            attempt,
+            sandbox: "s0".to_owned(),
+            ..Default::default()
+        };
+        let meta = Meta {
+            uid: format!("{name}{attempt}"),
+            ..Meta::default()
+        };
+        let status = ContainerStatus {
+            phase,
+            exit_code,
+            finished_at: 1_000_000_000,
+            ..Default::default()
+        };
         Arc::new(Container::new(meta, spec, status))
     }
 
     fn ready(containers: Vec<Arc<Container>>) -> View {
-        View { sandboxes: vec![sandbox(0, SandboxPhase::Ready)], containers, now: 2_000_000_000 }
+        View {
+            sandboxes: vec![sandbox(0, SandboxPhase::Ready)],
+            containers,
+            now: 2_000_000_000,
+        }
     }
 
     fn start(name: &str, attempt: u32) -> Wish {
-        Wish::Container { name: name.to_owned(), attempt }
+        Wish::Container {
+            name: name.to_owned(),
+            attempt,
+        }
     }
 
     #[test]
     fn a_new_pod_gets_a_sandbox_then_its_containers_at_once() {
         let pod = pod(RestartPolicy::Always, &[], &["a", "b"]);
-        let none = View { sandboxes: vec![], containers: vec![], now: 0 };
+        let none = View {
+            sandboxes: vec![],
+            containers: vec![],
+            now: 0,
+        };
         assert_eq!(decide(&pod, &none).wishes, [Wish::Sandbox { attempt: 0 }]);
         assert_eq!(decide(&pod, &ready(vec![])).wishes, [start("a", 0), start("b", 0)]);
     }
@@ -316,16 +442,40 @@ mod tests {
     #[test]
     fn a_lost_sandbox_is_replaced_by_the_next_attempt_and_then_removed() {
         let pod = pod(RestartPolicy::Always, &[], &["a"]);
-        let lost = View { sandboxes: vec![sandbox(0, SandboxPhase::NotReady)], containers: vec![], now: 0 };
+        let lost = View {
+            sandboxes: vec![sandbox(0, SandboxPhase::NotReady)],
+            containers: vec![],
+            now: 0,
+        };
         assert_eq!(decide(&pod, &lost).wishes, [Wish::Sandbox { attempt: 1 }]);
         let both = vec![sandbox(1, SandboxPhase::Ready), sandbox(0, SandboxPhase::NotReady)];
-        let wishes = decide(&pod, &View { sandboxes: both, containers: vec![], now: 0 }).wishes;
-        assert_eq!(wishes, [Wish::Delete { kind: Child::Sandbox, uid: "s0".to_owned() }, start("a", 0)]);
+        let wishes = decide(
+            &pod,
+            &View {
+                sandboxes: both,
+                containers: vec![],
+                now: 0,
+            },
+        )
+        .wishes;
+        assert_eq!(
+            wishes,
+            [
+                Wish::Delete {
+                    kind: Child::Sandbox,
+                    uid: "s0".to_owned()
+                },
+                start("a", 0)
+            ]
+        );
     }
 
     #[test]
     fn init_containers_run_one_after_another_and_a_sidecar_beside_them() {
-        let sidecar = PodContainer { restart_policy: Some(RestartPolicy::Always), ..named("side") };
+        let sidecar = PodContainer {
+            restart_policy: Some(RestartPolicy::Always),
+            ..named("side")
+        };
         let pod = pod(RestartPolicy::Never, &[named("i"), sidecar], &["a"]);
         assert_eq!(decide(&pod, &ready(vec![])).wishes, [start("i", 0)]);
         let running = container("i", 0, ContainerPhase::Running, 0);
@@ -346,15 +496,26 @@ mod tests {
 
     #[test]
     fn a_finished_pod_stops_its_sidecar_then_its_sandbox() {
-        let sidecar = PodContainer { restart_policy: Some(RestartPolicy::Always), ..named("side") };
+        let sidecar = PodContainer {
+            restart_policy: Some(RestartPolicy::Always),
+            ..named("side")
+        };
         let pod = pod(RestartPolicy::OnFailure, &[sidecar], &["a"]);
         let side = container("side", 0, ContainerPhase::Running, 0);
         let done = container("a", 0, ContainerPhase::Exited, 0);
         let decision = decide(&pod, &ready(vec![done.clone(), side]));
         assert_eq!(decision.status.phase, PodPhase::Succeeded);
-        assert_eq!(decision.wishes, [Wish::StopContainer { uid: "side0".to_owned() }]);
+        assert_eq!(
+            decision.wishes,
+            [Wish::StopContainer {
+                uid: "side0".to_owned()
+            }]
+        );
         let side = container("side", 0, ContainerPhase::Exited, 143);
-        assert_eq!(decide(&pod, &ready(vec![done, side])).wishes, [Wish::StopSandbox { uid: "s0".to_owned() }]);
+        assert_eq!(
+            decide(&pod, &ready(vec![done, side])).wishes,
+            [Wish::StopSandbox { uid: "s0".to_owned() }]
+        );
     }
 
     #[test]
@@ -364,7 +525,13 @@ mod tests {
         assert_eq!(first.wishes, [start("a", 1)]);
         let old = container("a", 0, ContainerPhase::Exited, 1);
         let second = decide(&pod, &ready(vec![container("a", 1, ContainerPhase::Exited, 1), old]));
-        assert_eq!(second.wishes, [Wish::Delete { kind: Child::Container, uid: "a0".to_owned() }]);
+        assert_eq!(
+            second.wishes,
+            [Wish::Delete {
+                kind: Child::Container,
+                uid: "a0".to_owned()
+            }]
+        );
         assert_eq!(second.again, Some(Duration::from_secs(9)));
     }
 }

@@ -28,8 +28,11 @@ use crate::engine::{Context, conditions};
 use crate::error::Result;
 use crate::world::Paths;
 
-static RUNGS: [&[&'static dyn AnyStage<PodKind>]; 3] =
-    [&[&Listed(Record)], &[&Listed(volumes::Volumes)], &[&Listed(children::Children)]];
+static RUNGS: [&[&'static dyn AnyStage<PodKind>]; 3] = [
+    &[&Listed(Record)],
+    &[&Listed(volumes::Volumes)],
+    &[&Listed(children::Children)],
+];
 
 pub struct Facts {
     decision: Decision,
@@ -55,7 +58,10 @@ impl Staged for PodKind {
     }
 
     async fn facts(cx: &Context, object: &Pod) -> Result<Facts> {
-        Ok(Facts { decision: children::decision(cx, object), now: cx.world.clock.now_ns() })
+        Ok(Facts {
+            decision: children::decision(cx, object),
+            now: cx.world.clock.now_ns(),
+        })
     }
 
     fn height(_: &Context, object: &Pod, _: &Facts) -> Height {

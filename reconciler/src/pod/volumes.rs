@@ -35,7 +35,10 @@ impl Stage<PodKind> for Volumes {
     const NAME: &'static str = "volumes";
 
     async fn observe(cx: &Context, object: &Pod) -> Result<Have> {
-        let mut have = Have { missing: None, mounted: false };
+        let mut have = Have {
+            missing: None,
+            mounted: false,
+        };
         for volume in &object.spec.volumes {
             let path = path(&cx.world.paths, object, volume);
             let there = match &volume.source {
@@ -87,7 +90,11 @@ fn make(path: &Path, source: &VolumeSource) -> Result<()> {
         VolumeSource::EmptyDir { memory, size_limit } => {
             make_dir(path)?;
             if *memory && !is_mount_point(path)? {
-                let size = if *size_limit > 0 { format!(",size={size_limit}") } else { String::new() };
+                let size = if *size_limit > 0 {
+                    format!(",size={size_limit}")
+                } else {
+                    String::new()
+                };
                 let options = format!("mode=1777{size}");
                 let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
                 let mounted = mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()));
@@ -98,9 +105,10 @@ fn make(path: &Path, source: &VolumeSource) -> Result<()> {
         VolumeSource::HostPath { kind, .. } => match kind.as_str() {
             "DirectoryOrCreate" => fs::create_dir_all(path).map_err(Error::io("make directory", path)),
             "FileOrCreate" if !path.exists() => fs::write(path, b"").map_err(Error::io("make", path)),
-            "Directory" | "File" if !path.exists() => {
-                Err(Error::Refused(format!("spec.volumes: hostPath {} does not exist", path.display())))
-            }
+            "Directory" | "File" if !path.exists() => Err(Error::Refused(format!(
+                "spec.volumes: hostPath {} does not exist",
+                path.display()
+            ))),
             _ => Ok(()),
         },
     }

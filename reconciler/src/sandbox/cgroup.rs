@@ -37,7 +37,10 @@ impl Stage<SandboxKind> for Cgroup {
         match have.there {
             n if n == have.wanted => Step::Keep,
             0 => Step::Make(Why::new("Absent", "")),
-            n => Step::Remake(Why::new("Incomplete", format!("it is in {n} of {} hierarchies", have.wanted))),
+            n => Step::Remake(Why::new(
+                "Incomplete",
+                format!("it is in {n} of {} hierarchies", have.wanted),
+            )),
         }
     }
 
@@ -53,6 +56,8 @@ impl Stage<SandboxKind> for Cgroup {
         let path = path(cx, object, object.uid());
         cx.world.cgroups.kill(&path)?;
         cx.world.cgroups.remove(&path)?;
+        cx.world.cgroups.remove_if_empty(&cx.world.paths.default_cgroup());
+        cx.world.cgroups.remove_if_empty(cx.world.shims.cgroup());
         Ok(Undone::Done)
     }
 }

@@ -30,7 +30,11 @@ pub fn paths(paths: &Paths, object: &PodSandbox) -> SandboxFiles {
         hostname: dir.join("hostname"),
         hosts: dir.join("hosts"),
         resolv_conf: dir.join("resolv.conf"),
-        shm: if own_shm(object) { paths.shm(object.uid()) } else { "/dev/shm".into() },
+        shm: if own_shm(object) {
+            paths.shm(object.uid())
+        } else {
+            "/dev/shm".into()
+        },
     }
 }
 
@@ -49,7 +53,11 @@ impl Stage<SandboxKind> for Files {
 
     async fn observe(cx: &Context, object: &PodSandbox) -> Result<Have> {
         let files = paths(&cx.world.paths, object);
-        let all = [("hostname", &files.hostname), ("hosts", &files.hosts), ("resolv.conf", &files.resolv_conf)];
+        let all = [
+            ("hostname", &files.hostname),
+            ("hosts", &files.hosts),
+            ("resolv.conf", &files.resolv_conf),
+        ];
         let shm = own_shm(object) && is_mount_point(&files.shm)?;
         let mut missing = all.into_iter().find(|(_, path)| !path.exists()).map(|(name, _)| name);
         if own_shm(object) && !shm {
@@ -104,7 +112,10 @@ fn make(path: &Path, text: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
 
 fn host_name() -> Result<String> {
     let path = "/proc/sys/kernel/hostname";
-    Ok(fs::read_to_string(path).map_err(Error::io("read", path))?.trim().to_owned())
+    Ok(fs::read_to_string(path)
+        .map_err(Error::io("read", path))?
+        .trim()
+        .to_owned())
 }
 
 /// A host file, or nothing where the host has none.
@@ -134,8 +145,15 @@ mod tests {
     #[test]
     fn resolv_conf_has_the_order_that_cri_asks_for() {
         let list = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect();
-        let dns = Dns { servers: list(&["10.0.0.1", "10.0.0.2"]), searches: list(&["a", "b"]), options: list(&["x"]) };
-        assert_eq!(resolv_conf(&dns), "search a b\nnameserver 10.0.0.1\nnameserver 10.0.0.2\noptions x\n");
+        let dns = Dns {
+            servers: list(&["10.0.0.1", "10.0.0.2"]),
+            searches: list(&["a", "b"]),
+            options: list(&["x"]),
+        };
+        assert_eq!(
+            resolv_conf(&dns),
+            "search a b\nnameserver 10.0.0.1\nnameserver 10.0.0.2\noptions x\n"
+        );
         assert_eq!(resolv_conf(&Dns::default()), "");
     }
 }

@@ -125,8 +125,7 @@ impl Staged for SandboxKind {
         };
         status.torn_down = down && summary.lowered;
         status.observed_generation = object.meta.generation;
-        let mut conditions =
-            conditions::with_ready(summary.conditions, ready, &object.status.conditions, facts.now);
+        let mut conditions = conditions::with_ready(summary.conditions, ready, &object.status.conditions, facts.now);
         if let (Some(why), Some(first)) = (&facts.ended, conditions.first_mut()) {
             first.reason = "Lost".to_owned();
             first.message = why.clone();
@@ -146,7 +145,11 @@ fn users(containers: &[std::sync::Arc<Container>], deleted: bool) -> Option<Stri
         deleted || !matches!(c.status.phase, ContainerPhase::Created | ContainerPhase::Exited)
     };
     let user = containers.iter().find(uses)?;
-    let doing = if deleted { "is not removed yet" } else { "has not ended yet" };
+    let doing = if deleted {
+        "is not removed yet"
+    } else {
+        "has not ended yet"
+    };
     Some(format!("container {} {doing}", user.spec.name))
 }
 
@@ -163,8 +166,9 @@ impl Placed for SandboxKind {
 /// The sandbox that a container belongs to.
 pub fn of(cx: &Context, container: &Object<state::container::ContainerKind>) -> Result<std::sync::Arc<PodSandbox>> {
     cx.store.get(&container.spec.sandbox).ok_or_else(|| {
-        Error::Pending(format!("the record of sandbox {} cannot be read; the container is left alone", {
-            &container.spec.sandbox
-        }))
+        Error::Pending(format!(
+            "the record of sandbox {} cannot be read; the container is left alone",
+            { &container.spec.sandbox }
+        ))
     })
 }

@@ -32,12 +32,21 @@ pub fn pins(paths: &Paths, object: &PodSandbox) -> Pins {
 }
 
 fn user_namespace(spec: &SandboxSpec) -> bool {
-    spec.namespaces.user.as_ref().is_some_and(|user| user.mode == NamespaceMode::Pod)
+    spec.namespaces
+        .user
+        .as_ref()
+        .is_some_and(|user| user.mode == NamespaceMode::Pod)
 }
 
 fn kinds(pins: &Pins) -> Vec<(netns::Kind, PathBuf)> {
-    let all = [(netns::Kind::Net, &pins.net), (netns::Kind::Ipc, &pins.ipc), (netns::Kind::Uts, &pins.uts)];
-    all.into_iter().filter_map(|(kind, path)| Some((kind, path.clone()?))).collect()
+    let all = [
+        (netns::Kind::Net, &pins.net),
+        (netns::Kind::Ipc, &pins.ipc),
+        (netns::Kind::Uts, &pins.uts),
+    ];
+    all.into_iter()
+        .filter_map(|(kind, path)| Some((kind, path.clone()?)))
+        .collect()
 }
 
 /// Tells a lost pin from one not yet made.
@@ -69,17 +78,28 @@ impl Stage<SandboxKind> for Netns {
             }
         }
         let made = marker(paths, object.uid()).exists();
-        let donor = if made && !missing.is_empty() { donor(cx, object)? } else { None };
-        Ok(Have { wanted: wanted.len(), missing, made, donor, net: pins.net })
+        let donor = if made && !missing.is_empty() {
+            donor(cx, object)?
+        } else {
+            None
+        };
+        Ok(Have {
+            wanted: wanted.len(),
+            missing,
+            made,
+            donor,
+            net: pins.net,
+        })
     }
 
     fn diff(_: &PodSandbox, have: &Have) -> Step {
         match (have.missing.is_empty(), have.made, have.donor) {
             (true, true, _) => Step::Keep,
             (_, false, _) => Step::Make(Why::new("Absent", "")),
-            (false, true, Some(pid)) => {
-                Step::Remake(Why::risky("PinLost", format!("a pin is gone; process {pid} still has the namespace")))
-            }
+            (false, true, Some(pid)) => Step::Remake(Why::risky(
+                "PinLost",
+                format!("a pin is gone; process {pid} still has the namespace"),
+            )),
             (false, true, None) => Step::Lost(Why::risky("PinLost", "a namespace is gone with its processes")),
         }
     }
@@ -109,7 +129,10 @@ impl Stage<SandboxKind> for Netns {
         // Its own thread: a thread keeps the namespaces that it made.
         tokio::task::spawn_blocking(move || netns::ensure(&pins))
             .await
-            .map_err(|source| Error::Task { op: "make namespaces", source })?
+            .map_err(|source| Error::Task {
+                op: "make namespaces",
+                source,
+            })?
             .map_err(failed)?;
         replace(&marker, b"")
     }
@@ -141,8 +164,10 @@ fn donor(cx: &Context, object: &PodSandbox) -> Result<Option<i32>> {
 fn failed(e: netns::Error) -> Error {
     match e.class() {
         crate::world::linux::network::Class::Permanent => Error::Refused(e.to_string()),
-        crate::world::linux::network::Class::Transient => {
-            Error::Io { op: "pin namespaces:", path: PathBuf::new(), source: std::io::Error::other(e) }
-        }
+        crate::world::linux::network::Class::Transient => Error::Io {
+            op: "pin namespaces:",
+            path: PathBuf::new(),
+            source: std::io::Error::other(e),
+        },
     }
 }

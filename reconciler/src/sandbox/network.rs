@@ -18,12 +18,13 @@ pub fn want(cx: &Context, object: &PodSandbox) -> Result<Want> {
     let spec = &object.spec;
     let mut ports = Vec::new();
     for (i, port) in spec.ports.iter().enumerate().filter(|(_, p)| p.host_port != 0) {
-        let host_ip = match port.host_ip.as_str() {
-            "" => None,
-            text => Some(text.parse().map_err(|_| {
-                Error::Refused(format!("port_mappings[{i}].host_ip: {text:?} is not an IP address"))
-            })?),
-        };
+        let host_ip =
+            match port.host_ip.as_str() {
+                "" => None,
+                text => Some(text.parse().map_err(|_| {
+                    Error::Refused(format!("port_mappings[{i}].host_ip: {text:?} is not an IP address"))
+                })?),
+            };
         ports.push(network::PortMapping {
             protocol: match port.protocol {
                 Protocol::Tcp => network::Protocol::Tcp,
@@ -44,7 +45,11 @@ pub fn want(cx: &Context, object: &PodSandbox) -> Result<Want> {
         netns: cx.world.paths.netns(object.uid()),
         dir: cx.world.paths.pod(object.uid()),
         ports,
-        dns: network::Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+        dns: network::Dns {
+            servers: dns.servers,
+            searches: dns.searches,
+            options: dns.options,
+        },
         annotations: object.meta.annotations.clone(),
         cgroup_parent: spec.cgroup_parent.clone(),
         from_cri: object.meta.owner.is_none(),
@@ -76,7 +81,9 @@ impl Stage<SandboxKind> for Network {
     }
 
     fn report(have: &Option<State>, status: &mut SandboxStatus) {
-        let Some(State::Attached(attachment)) = have else { return };
+        let Some(State::Attached(attachment)) = have else {
+            return;
+        };
         let (first, rest) = attachment.ips();
         status.ip = first.map(|ip| ip.to_string()).unwrap_or_default();
         status.additional_ips = rest.iter().map(ToString::to_string).collect();
@@ -95,12 +102,16 @@ impl Stage<SandboxKind> for Network {
         let live = matches!(netns::observe(&pin), Ok(Pin::Ns { .. }));
         let pin = live.then_some(pin.as_path());
         let dir = paths.pod(object.uid());
-        let Err(e) = cx.world.network.remove(object.uid(), &dir, pin).await else { return Ok(Undone::Done) };
+        let Err(e) = cx.world.network.remove(object.uid(), &dir, pin).await else {
+            return Ok(Undone::Done);
+        };
         if since(object, Self::NAME, cx.world.clock.now_ns()) < debt::PATIENCE {
             return Err(e.into());
         }
         // The promise: Stop and Remove end, and what is owed is written down before its receipt goes.
-        let Some(attachment) = Attachment::read(&dir)? else { return Err(e.into()) };
+        let Some(attachment) = Attachment::read(&dir)? else {
+            return Err(e.into());
+        };
         tracing::warn!("network teardown is owed from now on: {e}");
         debt::owe(cx, object, &attachment, e.to_string()).await?;
         Attachment::remove(&dir)?;
@@ -110,7 +121,11 @@ impl Stage<SandboxKind> for Network {
 
 /// For how long the stage's condition has been false.
 fn since(object: &PodSandbox, stage: &str, now: i64) -> std::time::Duration {
-    let failing = object.status.conditions.iter().find(|c| c.stage == stage && c.status == state::Truth::False);
+    let failing = object
+        .status
+        .conditions
+        .iter()
+        .find(|c| c.stage == stage && c.status == state::Truth::False);
     let ns = failing.map_or(0, |c| now.saturating_sub(c.since));
     std::time::Duration::from_nanos(u64::try_from(ns).unwrap_or(0))
 }

@@ -35,9 +35,10 @@ impl Stage<SandboxKind> for Pause {
         match (have.pid, started) {
             (Some(_), _) => Step::Keep,
             (None, false) => Step::Make(Why::new("Absent", "")),
-            (None, true) if shares_pid(&object.spec) => {
-                Step::Lost(Why::risky("PauseLost", "the pause is gone, and with it the pid namespace of the pod"))
-            }
+            (None, true) if shares_pid(&object.spec) => Step::Lost(Why::risky(
+                "PauseLost",
+                "the pause is gone, and with it the pid namespace of the pod",
+            )),
             (None, true) => Step::Remake(Why::new("Gone", "the pause has ended")),
         }
     }
@@ -56,7 +57,10 @@ impl Stage<SandboxKind> for Pause {
         let pod = &object.spec.pod;
         let client = cx.world.shims.ensure(&pod.namespace, &pod.name, object.uid()).await?;
         if matches!(step, Step::Remake(_)) {
-            client.delete(shim::PAUSE).await.map_err(fault("clear pause", object.uid()))?;
+            client
+                .delete(shim::PAUSE)
+                .await
+                .map_err(fault("clear pause", object.uid()))?;
             unlink(&Paths::run_record(&dir))?;
         }
         cx.world.runs.add(&dir)?;
@@ -72,7 +76,10 @@ impl Stage<SandboxKind> for Pause {
             cgroup: cgroup_path(cx, object, object.uid()),
             hostname: String::new(),
         };
-        let started = client.pause(request).await.map_err(fault("start pause", object.uid()))?;
+        let started = client
+            .pause(request)
+            .await
+            .map_err(fault("start pause", object.uid()))?;
         tracing::info!(pid = started.pid, "pause started");
         Ok(())
     }
@@ -80,7 +87,10 @@ impl Stage<SandboxKind> for Pause {
     async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
         let pod = &object.spec.pod;
         let client = cx.world.shims.ensure(&pod.namespace, &pod.name, object.uid()).await?;
-        client.delete(shim::PAUSE).await.map_err(fault("end pause", object.uid()))?;
+        client
+            .delete(shim::PAUSE)
+            .await
+            .map_err(fault("end pause", object.uid()))?;
         match Self::observe(cx, object).await?.pid {
             None => Ok(Undone::Done),
             Some(pid) => Err(Error::Pending(format!("pause {pid} has not ended yet"))),

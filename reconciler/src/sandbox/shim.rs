@@ -42,7 +42,11 @@ impl Stage<SandboxKind> for Shim {
     async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
         make_dir(&cx.world.paths.pod_state(object.uid()))?;
         let pod = &object.spec.pod;
-        cx.world.shims.ensure(&pod.namespace, &pod.name, object.uid()).await.map(drop)
+        cx.world
+            .shims
+            .ensure(&pod.namespace, &pod.name, object.uid())
+            .await
+            .map(drop)
     }
 
     async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {

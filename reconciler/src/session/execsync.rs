@@ -21,7 +21,13 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Session>) -> Result<Next> {
     if object.status.claimed {
         return Ok(Next::Await);
     }
-    cx.store.set_status::<SessionKind>(object.uid(), SessionStatus { claimed: true, outcome: None });
+    cx.store.set_status::<SessionKind>(
+        object.uid(),
+        SessionStatus {
+            claimed: true,
+            outcome: None,
+        },
+    );
     let dropped = cx.store.wait::<SessionKind, (), _>(object.uid(), None, |now| {
         now.is_none_or(|now| now.meta.deleted()).then_some(())
     });
@@ -30,7 +36,13 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Session>) -> Result<Next> {
         // The caller has left: dropping the call kills the program.
         _ = dropped => return Ok(Next::Again(std::time::Duration::ZERO)),
     };
-    cx.store.set_status::<SessionKind>(object.uid(), SessionStatus { claimed: true, outcome: Some(outcome) });
+    cx.store.set_status::<SessionKind>(
+        object.uid(),
+        SessionStatus {
+            claimed: true,
+            outcome: Some(outcome),
+        },
+    );
     Ok(Next::Await)
 }
 
@@ -55,7 +67,11 @@ async fn run(cx: &Context, object: &Session) -> Outcome {
     };
     match client.exec(request).await {
         Ok(output) if output.timed_out => Outcome::TimedOut,
-        Ok(output) => Outcome::Done { stdout: output.stdout, stderr: output.stderr, exit_code: output.exit_code },
+        Ok(output) => Outcome::Done {
+            stdout: output.stdout,
+            stderr: output.stderr,
+            exit_code: output.exit_code,
+        },
         Err(e) => match e.code() {
             Some(Code::NotFound | Code::FailedPrecondition) => Outcome::NotRunning(e.to_string()),
             Some(Code::DeadlineExceeded) => Outcome::TimedOut,

@@ -83,5 +83,9 @@ impl Paths {
 
 /// Makes a directory and its parents, mode 0711: a container's user must be able to pass through to its rootfs.
 pub fn make_dir(path: &Path) -> Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o711).create(path).map_err(Error::io("make directory", path))
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(path)
+        .map_err(Error::io("make directory", path))
 }

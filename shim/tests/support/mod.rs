@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use shim::api::{
-    ExecOutput, ExecRequest, PauseRequest, RunRequest, StartSlot, Started, StopRequest,
-};
+use shim::api::{ExecOutput, ExecRequest, PauseRequest, RunRequest, StartSlot, Started, StopRequest};
 use shim::record::{self, End};
 use shim::{Client, Identity};
 
@@ -33,10 +31,7 @@ pub struct Container {
 
 impl Pod {
     pub async fn new() -> Pod {
-        let tmp = tempfile::Builder::new()
-            .prefix("shim-test")
-            .tempdir_in("/run")
-            .unwrap();
+        let tmp = tempfile::Builder::new().prefix("shim-test").tempdir_in("/run").unwrap();
         let name = format!(
             "shimtest{}x{}",
             std::process::id(),
@@ -58,9 +53,7 @@ impl Pod {
     pub fn container(&self, id: &str, args: &[&str]) -> Container {
         let base = self.tmp.path().join(id);
         let root = base.join("root");
-        for dir in [
-            "usr", "bin", "lib", "lib64", "etc", "proc", "dev", "sys", "tmp",
-        ] {
+        for dir in ["usr", "bin", "lib", "lib64", "etc", "proc", "dev", "sys", "tmp"] {
             fs::create_dir_all(root.join(dir)).unwrap();
         }
         let program = self.tmp.path().join("hello");
@@ -110,11 +103,7 @@ impl Pod {
     pub async fn run(&self, container: &Container) -> shim::Result<Started> {
         fs::create_dir_all(&container.request.bundle).unwrap();
         let config = serde_json::to_vec(&container.config).unwrap();
-        fs::write(
-            Path::new(&container.request.bundle).join("config.json"),
-            config,
-        )
-        .unwrap();
+        fs::write(Path::new(&container.request.bundle).join("config.json"), config).unwrap();
         self.client.run(container.request.clone()).await
     }
 
@@ -126,13 +115,7 @@ impl Pod {
     }
 
     pub async fn pause(&self, new_pid_ns: bool) -> Started {
-        let record = self
-            .tmp
-            .path()
-            .join("pause-run")
-            .to_str()
-            .unwrap()
-            .to_owned();
+        let record = self.tmp.path().join("pause-run").to_str().unwrap().to_owned();
         let cgroup = format!("/{}/pause", self.name);
         self.client
             .pause(PauseRequest {
@@ -157,12 +140,7 @@ impl Pod {
             .unwrap();
     }
 
-    pub async fn exec(
-        &self,
-        id: &str,
-        script: &str,
-        timeout: Duration,
-    ) -> shim::Result<ExecOutput> {
+    pub async fn exec(&self, id: &str, script: &str, timeout: Duration) -> shim::Result<ExecOutput> {
         let args = ["sh", "-c", script].map(String::from).to_vec();
         let timeout_ns = timeout.as_nanos() as i64;
         self.client
@@ -189,11 +167,7 @@ impl Pod {
     /// Starts another shim once the last is gone.
     pub async fn revive_shim(&mut self) {
         self.client.closed().await;
-        wait(|| {
-            fs::read_link(format!("/proc/{}/exe", self.shim))
-                .is_err()
-                .then_some(())
-        });
+        wait(|| fs::read_link(format!("/proc/{}/exe", self.shim)).is_err().then_some(()));
         (self.client, self.shim) = serve(&self.dir, &self.name).await;
     }
 
@@ -355,12 +329,7 @@ pub fn memory(pid: u32) -> (u64, u64) {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap()
-            .split_whitespace()
-            .next()
-            .unwrap()
-            .parse()
-            .unwrap()
+        line.unwrap().split_whitespace().next().unwrap().parse().unwrap()
     };
     (field("Pss:"), field("Pss_Anon:"))
 }

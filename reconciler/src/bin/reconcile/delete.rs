@@ -78,7 +78,14 @@ fn wanted(args: &Delete) -> Result<Vec<Wanted>> {
         (true, false) => bail!("say which {}: names, or --all", target.kind.lower()),
         (false, _) => Ok(names
             .into_iter()
-            .map(|n| (target.kind, Some(n), args.namespace.clone()))
+            .map(|name| {
+                // `delete pod/a sandbox/b`; an image's name has slashes of its own.
+                let other = name.parse::<Target>().ok().filter(|_| target.kind != Kind::Image);
+                match other {
+                    Some(Target { kind, name: Some(name) }) => (kind, Some(name), args.namespace.clone()),
+                    _ => (target.kind, Some(name), args.namespace.clone()),
+                }
+            })
             .collect()),
     }
 }

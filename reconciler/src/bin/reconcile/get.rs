@@ -134,6 +134,9 @@ async fn follow(client: &Client, args: &Get, names: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// The cells of a record; wide or not; with the pods' names by sandbox.
+type Row = fn(&Value, bool, &HashMap<String, String>) -> Vec<String>;
+
 async fn table(client: &Client, kind: Kind, records: &[Value], args: &Get) -> Result<Table> {
     let wide = args.output == Format::Wide;
     let other = |r: &Value| !matches!(text(&r["metadata"]["namespace"]), "" | "default");
@@ -144,7 +147,7 @@ async fn table(client: &Client, kind: Kind, records: &[Value], args: &Get) -> Re
     } else {
         HashMap::new()
     };
-    let (header, row): (&[&str], fn(&Value, bool, &HashMap<String, String>) -> Vec<String>) = match kind {
+    let (header, row): (&[&str], Row) = match kind {
         Kind::Pod if wide => (&["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "MESSAGE"], pod),
         Kind::Pod => (&["NAME", "READY", "STATUS", "RESTARTS", "AGE"], pod),
         Kind::Sandbox if wide => (&["SANDBOX ID", "POD", "STATE", "ATTEMPT", "AGE", "IP", "PID"], sandbox),
@@ -214,14 +217,13 @@ fn pod(record: &Value, wide: bool, _: &HashMap<String, String>) -> Vec<String> {
     let containers = list(&status["containers"]);
     let mains = || containers.iter().filter(|c| c["init"] == false);
     let restarts: i64 = containers.iter().filter_map(|c| c["restarts"].as_i64()).sum();
-    let failing = || {
-        containers
-            .iter()
-            .map(|c| text(&c["reason"]))
-            .find(|r| !matches!(*r, "" | "Completed"))
-    };
+    // Why the last attempt of one ended, not what one that is being made waits for.
+    let ended = containers.iter().filter(|c| c["exitCode"].is_i64());
+    let mut failing = ended
+        .map(|c| text(&c["reason"]))
+        .filter(|r| !matches!(*r, "" | "Completed"));
     let shown = match phase(record).as_str() {
-        "Pending" => failing().unwrap_or("Pending").to_owned(),
+        "Pending" => failing.next().unwrap_or("Pending").to_owned(),
         phase => phase.to_owned(),
     };
     let ready = format!(
@@ -348,7 +350,7 @@ mod tests {
             "status": {"phase": "Running", "ip": "10.0.0.2", "containers": [
                 {"name": "setup", "init": true, "running": false, "restarts": 1, "reason": "Completed"},
                 {"name": "a", "init": false, "running": true, "restarts": 2, "reason": ""},
-                {"name": "b", "init": false, "running": false, "restarts": 0, "reason": "Error"},
+                {"name": "b", "init": false, "running": false, "restarts": 0, "reason": "Error", "exitCode": 1},
             ]},
         });
         let row = pod(&record, false, &HashMap::new());

@@ -3,7 +3,10 @@
 //! Without a daemon this process takes the store's lock, serves the same socket and uses it like any other client. So a
 //! command has one implementation, and `logs` or `exec` in another terminal reach what `run` runs in this one.
 
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cri::Services;
@@ -14,6 +17,10 @@ use tokio::task::JoinHandle;
 use crate::client::Client;
 use crate::options::Global;
 use crate::serve;
+
+/// How long another process may hold the root without serving the socket.
+const BUSY: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// What a command needs of a process that is its own daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,17 +52,22 @@ enum Work {
 
 impl Session {
     pub async fn open(global: &Global, need: Need) -> Result<Session> {
-        if let Some(client) = Client::connect(&global.socket).await? {
-            client.ready().await?;
-            return Ok(Session { client, own: None });
-        }
-        let runtime = Runtime::open(global.runtime()?).await.with_context(|| {
-            format!(
-                "no daemon serves {}, and this process cannot work on {} itself",
-                global.socket.display(),
-                global.root.display()
-            )
-        })?;
+        let begun = Instant::now();
+        let runtime = loop {
+            if let Some(client) = Client::connect(&global.socket).await? {
+                client.ready().await?;
+                return Ok(Session { client, own: None });
+            }
+            match Runtime::open(global.runtime()?).await {
+                Ok(runtime) => break runtime,
+                // Another command, or a daemon that does not serve yet.
+                Err(_) if begun.elapsed() < BUSY && locked(&global.root) => tokio::time::sleep(AGAIN).await,
+                Err(e) => {
+                    let socket = global.socket.display();
+                    return Err(e).with_context(|| format!("no daemon serves {socket}, and this process cannot be it"));
+                }
+            }
+        };
         let cx = runtime.cx.clone();
         let work = match need {
             Need::Look => {
@@ -106,5 +118,32 @@ impl Session {
             Work::Loop(running) => running.stop().await,
         }
         Ok(())
+    }
+}
+
+/// Does a process hold the store's lock? Read from proc_locks(5): trying the lock could fail somebody else's try.
+fn locked(root: &Path) -> bool {
+    let (Ok(lock), Ok(locks)) = (fs::metadata(root.join("store.lock")), fs::read_to_string("/proc/locks")) else {
+        return false;
+    };
+    let inode = format!(":{}", lock.ino());
+    let held = |line: &str| line.contains("FLOCK") && line.split_whitespace().any(|word| word.ends_with(&inode));
+    locks.lines().any(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sees_who_holds_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!locked(dir.path()));
+        let lock = fs::File::create(dir.path().join("store.lock")).unwrap();
+        assert!(!locked(dir.path()));
+        lock.lock().unwrap();
+        assert!(locked(dir.path()));
+        lock.unlock().unwrap();
+        assert!(!locked(dir.path()));
     }
 }

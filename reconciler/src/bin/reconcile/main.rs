@@ -99,10 +99,10 @@ fn start(cli: &Cli) -> Result<ExitCode> {
         _ => {}
     }
     let global = cli.flags.settle()?;
-    global.log(if matches!(cli.command, Some(Command::Serve)) {
-        "info"
-    } else {
-        "warn"
+    // Elsewhere the command itself says what went wrong with an object, once.
+    global.log(match cli.command {
+        Some(Command::Serve) => "info,netlink_proto=error",
+        _ => "warn,reconciler::engine=error,netlink_proto=error",
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(command(cli, &global))

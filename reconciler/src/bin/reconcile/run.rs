@@ -94,15 +94,15 @@ async fn make_way(client: &Client, args: &Run, would: &[Applied]) -> Result<()> 
             let remedy = format!("`reconcile delete {}` removes it, and so does --replace", named(one));
             bail!("{} exists already; {remedy}", named(one));
         }
-        remove_one(client, one, None).await?;
+        remove_one(client, one).await?;
     }
     Ok(())
 }
 
-async fn remove_one(client: &Client, one: &Applied, grace: Option<i64>) -> Result<()> {
+async fn remove_one(client: &Client, one: &Applied) -> Result<()> {
     let kind: Kind = one.kind.parse().map_err(anyhow::Error::msg)?;
     let record = client.get(&one.kind, &one.uid).await?.unwrap_or_default();
-    delete::remove(client, kind, &one.uid, grace, true, delete::stop_time(&record)).await
+    delete::remove(client, kind, &one.uid, None, true, delete::stop_time(&record)).await
 }
 
 /// SIGINT, SIGTERM and SIGHUP, taken before anything is started.
@@ -297,7 +297,7 @@ impl Follower {
         Ok(pod)
     }
 
-    /// Removes what this run made, and goes on showing logs meanwhile. A signal shortens the grace to nothing.
+    /// Removes what this run made, and goes on showing logs meanwhile. A further signal ends the wait.
     async fn remove(&mut self, signals: &mut Signals) -> Result<()> {
         let ours = self
             .jobs
@@ -306,17 +306,14 @@ impl Follower {
             .filter(|one| one.kind != Kind::Image.name());
         let ours: Vec<_> = ours.collect();
         let client = self.client.clone();
-        let mut removal = Box::pin(remove_all(&client, &ours, None));
-        let mut hurried = false;
+        let mut removal = Box::pin(remove_all(&client, &ours));
         loop {
             tokio::select! {
                 removed = &mut removal => return removed,
                 Some(change) = self.changes.recv() => self.take(change?).await?,
                 _ = signals.next() => {
-                    if !hurried {
-                        removal = Box::pin(remove_all(&client, &ours, Some(0)));
-                    }
-                    hurried = true;
+                    let names: Vec<_> = ours.iter().map(named).collect();
+                    bail!("left early; `reconcile delete {}` waits for the rest", names.join(" "));
                 }
             }
         }
@@ -336,8 +333,8 @@ impl Follower {
     }
 }
 
-async fn remove_all(client: &Client, ours: &[Applied], grace: Option<i64>) -> Result<()> {
-    let removals = join_all(ours.iter().map(|one| remove_one(client, one, grace))).await;
+async fn remove_all(client: &Client, ours: &[Applied]) -> Result<()> {
+    let removals = join_all(ours.iter().map(|one| remove_one(client, one))).await;
     removals.into_iter().collect()
 }
 

@@ -59,9 +59,9 @@ fn ready(status: &Value) -> bool {
 
 /// The first condition that only a new generation can change.
 fn permanent(status: &Value) -> Option<String> {
-    let found = list(&status["conditions"])
-        .iter()
-        .find(|c| c["permanent"] == true && c["status"] == "False");
+    let mut conditions = list(&status["conditions"]).iter();
+    // `Ready` only repeats what a stage says.
+    let found = conditions.find(|c| c["permanent"] == true && c["status"] == "False" && c["type"] != "Ready");
     found.map(|c| sentence(&c["message"], &c["reason"]))
 }
 

@@ -26,19 +26,28 @@ impl Cgroups {
     pub fn detect() -> Result<Cgroups> {
         let stat = nix::sys::statfs::statfs(MOUNT).map_err(Error::sys("look at", MOUNT))?;
         if stat.filesystem_type().0 as i64 == CGROUP2_SUPER_MAGIC {
-            return Ok(Cgroups { v2: true, mounts: BTreeMap::from([(String::new(), MOUNT.into())]) });
+            return Ok(Cgroups {
+                v2: true,
+                mounts: BTreeMap::from([(String::new(), MOUNT.into())]),
+            });
         }
         let text = fs::read_to_string("/proc/self/mountinfo").map_err(Error::io("read", "/proc/self/mountinfo"))?;
         let mounts = v1_mounts(&text);
         if !mounts.contains_key("memory") {
-            return Err(Error::Refused(format!("{MOUNT}: neither cgroup v2 nor v1's memory controller is mounted")));
+            return Err(Error::Refused(format!(
+                "{MOUNT}: neither cgroup v2 nor v1's memory controller is mounted"
+            )));
         }
         Ok(Cgroups { v2: false, mounts })
     }
 
     /// Every distinct hierarchy's directory for `path`.
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
-        let mut dirs: Vec<PathBuf> = self.mounts.values().map(|m| m.join(path.trim_start_matches('/'))).collect();
+        let mut dirs: Vec<PathBuf> = self
+            .mounts
+            .values()
+            .map(|m| m.join(path.trim_start_matches('/')))
+            .collect();
         dirs.sort();
         dirs.dedup();
         dirs
@@ -46,7 +55,11 @@ impl Cgroups {
 
     /// The directory of one controller (v2: the only one).
     pub fn dir(&self, controller: &str, path: &str) -> Option<PathBuf> {
-        let mount = if self.v2 { self.mounts.get("") } else { self.mounts.get(controller) };
+        let mount = if self.v2 {
+            self.mounts.get("")
+        } else {
+            self.mounts.get(controller)
+        };
         mount.map(|m| m.join(path.trim_start_matches('/')))
     }
 
@@ -62,7 +75,9 @@ impl Cgroups {
             self.delegate(path)?;
         }
         for dir in self.dirs(path) {
-            fs::create_dir_all(&dir).map_err(Error::io("make cgroup", &dir))?;
+            // A sandbox that goes may take the common parent away between two steps of this: once more then.
+            let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
+            made.map_err(Error::io("make cgroup", &dir))?;
         }
         if !self.v2 {
             self.inherit_cpuset(path)?;
@@ -88,7 +103,9 @@ impl Cgroups {
 
     /// v1: a cpuset without cpus takes no process; copies the nearest set values down.
     fn inherit_cpuset(&self, path: &str) -> Result<()> {
-        let Some(mount) = self.mounts.get("cpuset") else { return Ok(()) };
+        let Some(mount) = self.mounts.get("cpuset") else {
+            return Ok(());
+        };
         let mut dir = mount.clone();
         for part in path.split('/').filter(|p| !p.is_empty()) {
             let parent = dir.clone();
@@ -139,7 +156,19 @@ impl Cgroups {
         for dir in self.dirs(path) {
             remove_tree(&dir)?;
         }
+        if !self.v2 {
+            // libcontainer makes its cgroup in a hybrid node's unified hierarchy as well.
+            remove_tree(&Path::new(MOUNT).join("unified").join(path.trim_start_matches('/')))?;
+        }
         Ok(())
+    }
+
+    /// Removes a cgroup of ours that groups others, where nothing is in it any more.
+    pub fn remove_if_empty(&self, path: &str) {
+        for dir in self.dirs(path) {
+            // Busy or absent are both fine: whoever uses it removes it later.
+            let _ = fs::remove_dir(&dir);
+        }
     }
 
     /// Children of `parent` in any hierarchy.
@@ -160,7 +189,10 @@ fn collect_pids(dir: &Path, pids: &mut Vec<i32>, depth: usize) {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()));
     let Ok(entries) = fs::read_dir(dir) else { return };
-    for entry in entries.flatten().filter(|e| depth < 16 && e.file_type().is_ok_and(|t| t.is_dir())) {
+    for entry in entries
+        .flatten()
+        .filter(|e| depth < 16 && e.file_type().is_ok_and(|t| t.is_dir()))
+    {
         collect_pids(&entry.path(), pids, depth + 1);
     }
 }
@@ -189,13 +221,20 @@ fn remove_tree(dir: &Path) -> Result<()> {
 fn v1_mounts(mountinfo: &str) -> BTreeMap<String, PathBuf> {
     let mut mounts = BTreeMap::new();
     for line in mountinfo.lines() {
-        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let Some((left, right)) = line.split_once(" - ") else {
+            continue;
+        };
         let mut right = right.split(' ');
         if right.next() != Some("cgroup") {
             continue;
         }
-        let (Some(point), Some(options)) = (left.split(' ').nth(4), right.nth(1)) else { continue };
-        for option in options.split(',').filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children")) {
+        let (Some(point), Some(options)) = (left.split(' ').nth(4), right.nth(1)) else {
+            continue;
+        };
+        for option in options
+            .split(',')
+            .filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children"))
+        {
             mounts.entry(option.to_owned()).or_insert_with(|| PathBuf::from(point));
         }
     }

@@ -14,7 +14,9 @@ pub struct Clock {
 impl Clock {
     pub fn read() -> Result<Clock> {
         let text = std::fs::read_to_string(BOOT_ID).map_err(Error::io("read", BOOT_ID))?;
-        Ok(Clock { boot_id: text.trim().to_owned() })
+        Ok(Clock {
+            boot_id: text.trim().to_owned(),
+        })
     }
 
     /// CLOCK_REALTIME, ns since the epoch. For people only: nothing is decided by it.

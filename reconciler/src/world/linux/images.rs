@@ -31,7 +31,11 @@ pub fn failed(image: &str) -> impl Fn(content::Error) -> Error {
             content::Class::Permanent => Class::Permanent,
             content::Class::Transient => Class::Transient,
         };
-        Error::Image { image: image.clone(), problem: e.to_string(), class }
+        Error::Image {
+            image: image.clone(),
+            problem: e.to_string(),
+            class,
+        }
     }
 }
 
@@ -39,7 +43,14 @@ impl Images {
     pub fn open(root: &Path, shim: PathBuf) -> Result<Images> {
         let content = Content::open(root).map_err(failed("store"))?;
         let layers = Layers::open(root, Limits::default()).map_err(failed("store"))?;
-        Ok(Images { store: Arc::new(Inner { content, layers, shim, root: root.to_owned() }) })
+        Ok(Images {
+            store: Arc::new(Inner {
+                content,
+                layers,
+                shim,
+                root: root.to_owned(),
+            }),
+        })
     }
 
     /// Directory of the image store (CRI `FilesystemIdentifier.mountpoint`).
@@ -62,15 +73,21 @@ impl Images {
     ) -> Result<T> {
         let store = self.store.clone();
         let done = tokio::task::spawn_blocking(move || work(&store)).await;
-        done.map_err(|source| Error::Task { op: "work on image store", source })?.map_err(failed(image))
+        done.map_err(|source| Error::Task {
+            op: "work on image store",
+            source,
+        })?
+        .map_err(failed(image))
     }
 
     /// The parsed manifest and configuration, if they are here.
     pub async fn load(&self, digest: &str) -> Result<Option<Loaded>> {
         let wanted = digest.to_owned();
-        self.work(digest, move |store| match manifest::by_digest(&store.content, &wanted) {
-            Err(content::Error::NotFound(_)) => Ok(None),
-            other => other.map(Some),
+        self.work(digest, move |store| {
+            match manifest::by_digest(&store.content, &wanted) {
+                Err(content::Error::NotFound(_)) => Ok(None),
+                other => other.map(Some),
+            }
         })
         .await
     }
@@ -87,7 +104,12 @@ impl Images {
     pub async fn missing(&self, chain_ids: &[String]) -> Result<usize> {
         let chain = parse(chain_ids)?;
         self.work("layers", move |store| {
-            Ok(store.layers.observe(&chain)?.iter().filter(|meta| meta.is_none()).count())
+            Ok(store
+                .layers
+                .observe(&chain)?
+                .iter()
+                .filter(|meta| meta.is_none())
+                .count())
         })
         .await
     }
@@ -119,18 +141,28 @@ impl Images {
         layers: BTreeSet<String>,
         grace: Duration,
     ) -> Result<usize> {
-        self.work("store", move |store| store.collect(&manifests, &layers, grace)).await
+        self.work("store", move |store| store.collect(&manifests, &layers, grace))
+            .await
     }
 
     /// The trees of these layers, top first, for an overlay.
     pub fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
-        let trees: content::Result<_> = parse(chain_ids)?.iter().rev().map(|chain| self.store.layers.fs(chain)).collect();
+        let trees: content::Result<_> = parse(chain_ids)?
+            .iter()
+            .rev()
+            .map(|chain| self.store.layers.fs(chain))
+            .collect();
         trees.map_err(failed("layers"))
     }
 }
 
 impl Inner {
-    fn collect(&self, manifests: &BTreeSet<String>, layers: &BTreeSet<String>, grace: Duration) -> content::Result<usize> {
+    fn collect(
+        &self,
+        manifests: &BTreeSet<String>,
+        layers: &BTreeSet<String>,
+        grace: Duration,
+    ) -> content::Result<usize> {
         let mut blobs: BTreeSet<String> = manifests.clone();
         for digest in manifests {
             match manifest::by_digest(&self.content, digest) {
@@ -140,7 +172,11 @@ impl Inner {
             }
         }
         let old = |path: &Path| {
-            let age = path.metadata().and_then(|meta| meta.modified()).ok().and_then(|at| at.elapsed().ok());
+            let age = path
+                .metadata()
+                .and_then(|meta| meta.modified())
+                .ok()
+                .and_then(|at| at.elapsed().ok());
             age.is_some_and(|age| age > grace)
         };
         let mut removed = 0;
@@ -162,7 +198,9 @@ impl Inner {
 
 fn parse(chain_ids: &[String]) -> Result<Vec<ChainId>> {
     let parse = |text: &String| {
-        ChainId::from_str(text).map_err(|e| content::Error::invalid(text, e)).map_err(failed(text))
+        ChainId::from_str(text)
+            .map_err(|e| content::Error::invalid(text, e))
+            .map_err(failed(text))
     };
     chain_ids.iter().map(parse).collect()
 }

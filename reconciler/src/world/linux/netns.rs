@@ -84,11 +84,7 @@ type Result<T> = std::result::Result<T, Error>;
 
 fn system(doing: &'static str, object: impl ToString) -> impl FnOnce(io::Error) -> Error {
     let object = object.to_string();
-    move |source| Error::System {
-        doing,
-        object,
-        source,
-    }
+    move |source| Error::System { doing, object, source }
 }
 
 /// The net pin of a sandbox.
@@ -120,10 +116,7 @@ pub fn ensure(want: &Pins) -> Result<()> {
     let made = std::thread::Builder::new()
         .name("netns".into())
         .spawn(move || make(&want, &pins, &sysctls));
-    match made
-        .map_err(system("start a thread for", "the namespaces"))?
-        .join()
-    {
+    match made.map_err(system("start a thread for", "the namespaces"))?.join() {
         Ok(result) => result,
         Err(_) => Err(system("make", "the namespaces")(io::Error::other(
             "the thread panicked",
@@ -152,8 +145,7 @@ fn make(want: &Pins, pins: &[(&'static str, PathBuf)], sysctls: &[(String, Strin
     }
     unshare(flags).map_err(|e| system("unshare", format!("{flags:?}"))(e.into()))?;
     if want.uts.is_some() && !want.hostname.is_empty() {
-        nix::unistd::sethostname(&want.hostname)
-            .map_err(|e| system("set hostname", &want.hostname)(e.into()))?;
+        nix::unistd::sethostname(&want.hostname).map_err(|e| system("set hostname", &want.hostname)(e.into()))?;
     }
     if want.net.is_some() {
         loopback_up().map_err(system("bring up", "lo"))?;
@@ -206,9 +198,7 @@ fn sysctls(want: &Pins) -> Result<Vec<(String, String)>> {
             );
         }
         // Dots become slashes, so an interface name with a dot is written with a slash, as sysctl(8) has it.
-        if key.split(['.', '/']).any(|part| part.is_empty())
-            || key.bytes().any(|b| b.is_ascii_control())
-        {
+        if key.split(['.', '/']).any(|part| part.is_empty()) || key.bytes().any(|b| b.is_ascii_control()) {
             return fail("not a sysctl name");
         }
         if net && want.net.is_none() {
@@ -225,12 +215,7 @@ fn sysctls(want: &Pins) -> Result<Vec<(String, String)>> {
 /// Sets IFF_UP on `lo` of the calling thread's net namespace, netdevice(7).
 fn loopback_up() -> io::Result<()> {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-    let socket = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
+    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     // SAFETY: ifreq is plain data, all zeroes is a valid value of it.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
@@ -282,15 +267,9 @@ fn prepare_netns_dir() -> Result<()> {
     match share() {
         Err(nix::Error::EINVAL) => {
             let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-            mount(
-                Some(NETNS_DIR),
-                NETNS_DIR,
-                None::<&str>,
-                flags,
-                None::<&str>,
-            )
-            .and_then(|()| share())
-            .map_err(|e| system("mount", NETNS_DIR)(e.into()))
+            mount(Some(NETNS_DIR), NETNS_DIR, None::<&str>, flags, None::<&str>)
+                .and_then(|()| share())
+                .map_err(|e| system("mount", NETNS_DIR)(e.into()))
         }
         other => other.map_err(|e| system("make shared", NETNS_DIR)(e.into())),
     }
@@ -316,10 +295,7 @@ pub fn observe(path: &Path) -> Result<Pin> {
     if fs.filesystem_type() != NSFS {
         return Ok(Pin::NotNsfs);
     }
-    let inode = file
-        .metadata()
-        .map_err(system("look at", path.display()))?
-        .ino();
+    let inode = file.metadata().map_err(system("look at", path.display()))?.ino();
     Ok(Pin::Ns { inode })
 }
 
@@ -351,11 +327,7 @@ pub fn list(instance: &str) -> Result<Vec<String>> {
     let mut uids = Vec::new();
     for entry in dir {
         let name = entry.map_err(system("list", NETNS_DIR))?.file_name();
-        uids.extend(
-            name.to_str()
-                .and_then(|n| n.strip_prefix(&prefix))
-                .map(str::to_string),
-        );
+        uids.extend(name.to_str().and_then(|n| n.strip_prefix(&prefix)).map(str::to_string));
     }
     Ok(uids)
 }
@@ -408,11 +380,7 @@ mod tests {
     impl Set {
         fn new() -> Set {
             static NEXT: AtomicU32 = AtomicU32::new(0);
-            let instance = format!(
-                "t{:x}x{}",
-                std::process::id(),
-                NEXT.fetch_add(1, Ordering::Relaxed)
-            );
+            let instance = format!("t{:x}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             Set {
                 dir: tempfile::tempdir().unwrap(),
                 instance,
@@ -486,11 +454,7 @@ mod tests {
         assert_eq!(hostname, "web-0");
         assert!(up.contains("lo"), "{up}");
         assert_eq!(sysctls, ["123", "33", "20", "0", "0 2147483647"]);
-        assert_ne!(
-            sysctl("kernel/shmmni"),
-            "123",
-            "the host's own is untouched"
-        );
+        assert_ne!(sysctl("kernel/shmmni"), "123", "the host's own is untouched");
         assert_ne!(nix::unistd::gethostname().unwrap(), "web-0");
         assert_eq!(list(&set.instance).unwrap(), ["uid"]);
         for (_, path) in pins.list() {
@@ -505,12 +469,7 @@ mod tests {
     fn a_part_of_a_set_is_made_anew() {
         let set = Set::new();
         let pins = set.pins();
-        let inodes = || {
-            pins.list()
-                .iter()
-                .map(|(_, p)| observe(p).unwrap())
-                .collect::<Vec<_>>()
-        };
+        let inodes = || pins.list().iter().map(|(_, p)| observe(p).unwrap()).collect::<Vec<_>>();
         ensure(&pins).unwrap();
         let first = inodes();
         // Cut short before the last pin: an empty file.
@@ -533,10 +492,7 @@ mod tests {
         let before = observe(&path).unwrap();
         // A process of the pod.
         let mut child = inside(&pins, || {
-            std::process::Command::new("sleep")
-                .arg("1000")
-                .spawn()
-                .unwrap()
+            std::process::Command::new("sleep").arg("1000").spawn().unwrap()
         });
         remove(&path).unwrap();
         rebind(&path, Kind::Net, child.id()).unwrap();
@@ -550,11 +506,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(rebind(&path, Kind::Net, child.id()).is_err());
-        assert_eq!(
-            observe(&path).unwrap(),
-            before,
-            "a dead process changes nothing"
-        );
+        assert_eq!(observe(&path).unwrap(), before, "a dead process changes nothing");
     }
 
     #[test]
@@ -593,16 +545,10 @@ mod tests {
             })
             .is_err()
         );
-        assert_eq!(
-            observe(set.pins().net.as_ref().unwrap()).unwrap(),
-            Pin::Absent
-        );
+        assert_eq!(observe(set.pins().net.as_ref().unwrap()).unwrap(), Pin::Absent);
         // Refused by the kernel: no pin is left that looks whole.
         assert!(ensure(&with(set.pins(), "net.ipv4.nonsense")).is_err());
-        assert_eq!(
-            observe(set.pins().net.as_ref().unwrap()).unwrap(),
-            Pin::NotNsfs
-        );
+        assert_eq!(observe(set.pins().net.as_ref().unwrap()).unwrap(), Pin::NotNsfs);
     }
 
     #[test]

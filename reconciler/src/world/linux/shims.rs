@@ -26,7 +26,13 @@ pub struct Shims {
 
 impl Shims {
     pub fn new(paths: Arc<Paths>, exe: PathBuf, cgroup: String) -> Shims {
-        Shims { paths, exe, cgroup, pods: Mutex::default(), gone: Mutex::default() }
+        Shims {
+            paths,
+            exe,
+            cgroup,
+            pods: Mutex::default(),
+            gone: Mutex::default(),
+        }
     }
 
     /// The cgroup that all shims of this instance share, outside any pod's limits.
@@ -85,11 +91,18 @@ impl Shims {
         if let Some(client) = self.connected(sandbox, &mut slot).await {
             return Ok(client);
         }
-        let whose = Identity { namespace: namespace.to_owned(), name: name.to_owned(), uid: sandbox.to_owned() };
+        let whose = Identity {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: sandbox.to_owned(),
+        };
         let (exe, dir, cgroup) = (self.exe.clone(), self.paths.shim(sandbox), self.cgroup.clone());
         tokio::task::spawn_blocking(move || shim::spawn(&exe, &whose, &dir, Some(&cgroup)))
             .await
-            .map_err(|source| Error::Task { op: "start shim", source })?
+            .map_err(|source| Error::Task {
+                op: "start shim",
+                source,
+            })?
             .map_err(fault("start shim", sandbox))?;
         tracing::info!(sandbox, "shim started");
         let found = self.connected(sandbox, &mut slot).await;
@@ -124,6 +137,11 @@ pub fn fault(op: &'static str, id: &str) -> impl FnOnce(shim::Error) -> Error {
             Some(shim::Code::InvalidArgument | shim::Code::StartFailed) => Class::Permanent,
             _ => Class::Transient,
         };
-        Error::Shim { op, id, problem: e.to_string(), class }
+        Error::Shim {
+            op,
+            id,
+            problem: e.to_string(),
+            class,
+        }
     }
 }

@@ -34,14 +34,19 @@ impl Trash {
     pub fn open(root: &Path) -> Result<Trash> {
         let dir = root.join("trash");
         private_dir(&dir)?;
-        Ok(Trash { dir, bell: tokio::sync::Notify::new() })
+        Ok(Trash {
+            dir,
+            bell: tokio::sync::Notify::new(),
+        })
     }
 
     /// Renames `path` into the trash; absent is success.
     pub fn bury(&self, path: &Path) -> Result<()> {
         match fs::rename(path, self.dir.join(token())) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map(|()| self.bell.notify_one()).map_err(Error::io("move into the trash", path.display())),
+            other => other
+                .map(|()| self.bell.notify_one())
+                .map_err(Error::io("move into the trash", path.display())),
         }
     }
 

@@ -29,7 +29,11 @@ impl RunWatch {
         let watches = Arc::<Mutex<HashMap<_, _>>>::default();
         let (changed, _) = broadcast::channel(1024);
         tokio::spawn(pump(inotify.clone(), watches.clone(), changed.clone()));
-        Ok(RunWatch { inotify, watches, changed })
+        Ok(RunWatch {
+            inotify,
+            watches,
+            changed,
+        })
     }
 
     /// Watches the run record in `dir`; again is harmless. The kernel drops the watch with the directory.
@@ -90,10 +94,10 @@ async fn pump(
         for event in events {
             if event.mask.contains(AddWatchFlags::IN_IGNORED) {
                 watches.remove(&event.wd);
-            } else if event.name.as_deref().is_some_and(|name| name == "run") {
-                if let Some(dir) = watches.get(&event.wd) {
-                    let _ = changed.send(dir.clone());
-                }
+            } else if event.name.as_deref().is_some_and(|name| name == "run")
+                && let Some(dir) = watches.get(&event.wd)
+            {
+                let _ = changed.send(dir.clone());
             }
         }
     }

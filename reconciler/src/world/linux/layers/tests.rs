@@ -270,7 +270,7 @@ const VICTIM: &str = "RECONCILE_TEST_VICTIM";
 
 /// Run by the test below in a process of its own.
 #[test]
-#[ignore = "only as a child of unpacking_is_killed"]
+#[ignore = "child of unpacking_is_killed"]
 fn victim() {
     let root = std::env::var_os(VICTIM).expect("set by the parent");
     let content = Content::open(Path::new(&root)).unwrap();

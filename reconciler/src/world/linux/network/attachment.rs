@@ -86,11 +86,7 @@ impl Attachment {
             path: path.clone(),
             why,
         };
-        let file = match OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)
-        {
+        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(fail(e.to_string())),
@@ -102,8 +98,7 @@ impl Attachment {
         if text.len() as u64 > MAX_BYTES {
             return Err(fail(format!("longer than {MAX_BYTES} bytes")));
         }
-        let attachment: Attachment =
-            serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
+        let attachment: Attachment = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
         if attachment.version != 1 {
             return Err(fail(format!(
                 "format {} is newer than this program",
@@ -145,9 +140,7 @@ impl Attachment {
     /// Unlinks it; absent is success. Not durable: DEL of what comes back after a power cut is harmless.
     pub fn remove(dir: &Path) -> Result<()> {
         match fs::remove_file(dir.join(FILE)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(system("remove", dir.join(FILE).display())(e))
-            }
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(system("remove", dir.join(FILE).display())(e)),
             _ => Ok(()),
         }
     }
@@ -210,8 +203,7 @@ pub mod tests {
         fs::write(dir.path().join(FILE), value.to_string()).unwrap();
         let read = Attachment::read(dir.path()).unwrap().unwrap();
         read.write(dir.path()).unwrap();
-        let again: Value =
-            serde_json::from_slice(&fs::read(dir.path().join(FILE)).unwrap()).unwrap();
+        let again: Value = serde_json::from_slice(&fs::read(dir.path().join(FILE)).unwrap()).unwrap();
         assert_eq!(again["later"], "kept");
         Attachment::remove(dir.path()).unwrap();
         Attachment::remove(dir.path()).unwrap();

@@ -53,23 +53,14 @@ impl Bridge {
 
     /// The bridge as it should be, reading only. The pods' networks are those configured, else those in use, else free
     /// ones.
-    pub async fn choose(
-        config: &Config,
-        attachments: &[Attachment],
-        links: &Links,
-    ) -> Result<Bridge> {
+    pub async fn choose(config: &Config, attachments: &[Attachment], links: &Links) -> Result<Bridge> {
         let name = bridge_name(&config.instance);
         let in_use = match links.by_name(&name).await? {
             Some(link) => links.addresses(link.index).await?,
             None => Vec::new(),
         };
         let mut in_use: Vec<Cidr> = in_use.into_iter().map(Cidr::network).collect();
-        in_use.extend(
-            attachments
-                .iter()
-                .flat_map(|a| &a.addresses)
-                .map(|a| a.network()),
-        );
+        in_use.extend(attachments.iter().flat_map(|a| &a.addresses).map(|a| a.network()));
         let of_family = |six: bool| in_use.iter().copied().find(|n| n.ip.is_ipv6() == six);
         let mut nets = vec![
             match checked("pod CIDR", config.pod_cidr4, false)?.or(of_family(false)) {
@@ -109,8 +100,7 @@ impl Bridge {
                 .address(self.hardware_address())
                 .mcast_snooping(false)
                 .build();
-            present(handle.link().add(new).execute().await)
-                .map_err(netlink("make bridge", &self.name))?;
+            present(handle.link().add(new).execute().await).map_err(netlink("make bridge", &self.name))?;
         }
         let up = LinkUnspec::new_with_name(&self.name)
             .alias(mark(&self.instance))
@@ -122,12 +112,9 @@ impl Bridge {
             .execute()
             .await
             .map_err(netlink("set up bridge", &self.name))?;
-        let link = links
-            .by_name(&self.name)
-            .await?
-            .ok_or_else(|| Error::ForeignLink {
-                name: self.name.clone(),
-            })?;
+        let link = links.by_name(&self.name).await?.ok_or_else(|| Error::ForeignLink {
+            name: self.name.clone(),
+        })?;
         for (path, value) in self.sysctls() {
             sysctl(&path, value)?;
         }
@@ -158,12 +145,7 @@ impl Bridge {
             faults.push(format!("bridge {} is down", self.name));
         }
         let addresses = links.addresses(link.index).await?;
-        for missing in self
-            .nets
-            .iter()
-            .map(|n| n.nth(1))
-            .filter(|a| !addresses.contains(a))
-        {
+        for missing in self.nets.iter().map(|n| n.nth(1)).filter(|a| !addresses.contains(a)) {
             faults.push(format!("bridge {} lacks {missing}", self.name));
         }
         let mut wanted = self.sysctls();
@@ -190,11 +172,7 @@ impl Bridge {
 
     fn hardware_address(&self) -> Vec<u8> {
         let mut address = vec![0x02];
-        address.extend(
-            Sha256::digest(mark(&self.instance).as_bytes())
-                .iter()
-                .take(5),
-        );
+        address.extend(Sha256::digest(mark(&self.instance).as_bytes()).iter().take(5));
         address
     }
 }
@@ -213,19 +191,14 @@ fn lock() -> Result<Flock<fs::File>> {
     let dir = PathBuf::from(super::super::netns::NETNS_DIR);
     fs::create_dir_all(&dir).map_err(system("make directory", dir.display()))?;
     let file = fs::File::open(&dir).map_err(system("open", dir.display()))?;
-    Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, e)| system("lock", dir.display())(e.into()))
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| system("lock", dir.display())(e.into()))
 }
 
 fn checked(what: &str, net: Option<Cidr>, six: bool) -> Result<Option<Cidr>> {
     match net {
-        Some(net) if net.ip.is_ipv6() != six => Err(Error::PodCidr(format!(
-            "{what} {net} is of the other family"
-        ))),
+        Some(net) if net.ip.is_ipv6() != six => Err(Error::PodCidr(format!("{what} {net} is of the other family"))),
         // Network, gateway, one pod, broadcast.
-        Some(net) if net.size() < 4 => Err(Error::PodCidr(format!(
-            "{what} {net} has no room for a pod"
-        ))),
+        Some(net) if net.size() < 4 => Err(Error::PodCidr(format!("{what} {net} has no room for a pod"))),
         other => Ok(other.map(Cidr::network)),
     }
 }
@@ -251,10 +224,7 @@ async fn free_net(links: &Links) -> Result<Cidr> {
 fn derived_net6(instance: &str) -> Result<Cidr> {
     let mut bytes = [0u8; 16];
     bytes[0] = 0xfd;
-    for (to, from) in bytes[1..8]
-        .iter_mut()
-        .zip(Sha256::digest(mark(instance).as_bytes()))
-    {
+    for (to, from) in bytes[1..8].iter_mut().zip(Sha256::digest(mark(instance).as_bytes())) {
         *to = from;
     }
     Ok(Cidr {
@@ -280,8 +250,7 @@ fn forward(six: bool) -> Result<()> {
     if !six || fs::read_to_string(all).is_ok_and(|v| v.trim() == "1") {
         return Ok(());
     }
-    let links = fs::read_dir("/proc/sys/net/ipv6/conf")
-        .map_err(system("list", "/proc/sys/net/ipv6/conf"))?;
+    let links = fs::read_dir("/proc/sys/net/ipv6/conf").map_err(system("list", "/proc/sys/net/ipv6/conf"))?;
     for link in links.flatten() {
         let path = link.path().join("accept_ra");
         if fs::read_to_string(&path).is_ok_and(|v| v.trim() == "1") {

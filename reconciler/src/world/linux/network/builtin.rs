@@ -91,9 +91,7 @@ impl Builtin {
     pub async fn sync(&self) -> Result<()> {
         let attachments = self.attachments().await?;
         if !attachments.is_empty() {
-            self.open
-                .get_or_try_init(|| self.open_with(attachments))
-                .await?;
+            self.open.get_or_try_init(|| self.open_with(attachments)).await?;
         }
         Ok(())
     }
@@ -127,10 +125,7 @@ impl Builtin {
         let usable = |ip: IpAddr| ip.is_ipv4() || six;
         let mut addresses = open.ipam().allocate(nets, &want.uid)?;
         addresses.retain(|address| usable(address.ip));
-        let gateways = bridge::gateways(nets)
-            .into_iter()
-            .filter(|g| usable(*g))
-            .collect();
+        let gateways = bridge::gateways(nets).into_iter().filter(|g| usable(*g)).collect();
         let attachment = Attachment {
             version: 1,
             uid: want.uid.clone(),
@@ -144,12 +139,7 @@ impl Builtin {
             ifname: "eth0".into(),
             addresses,
             gateways,
-            ports: want
-                .ports
-                .iter()
-                .filter(|p| p.host_port != 0)
-                .cloned()
-                .collect(),
+            ports: want.ports.iter().filter(|p| p.host_port != 0).cloned().collect(),
             cni: None,
             unknown: Map::new(),
         };
@@ -166,21 +156,15 @@ impl Builtin {
             Some(open) => (open.bridge.clone(), open.ports.clone()),
             // Looking must not make anything.
             None => {
-                let bridge =
-                    Bridge::choose(&self.config, &self.attachments().await?, &links).await?;
+                let bridge = Bridge::choose(&self.config, &self.attachments().await?, &links).await?;
                 let ports = HostPorts::new(self.table(bridge.nets.clone()));
                 (bridge, Arc::new(ports))
             }
         };
         let (index, mut faults) = bridge.look(&links).await?;
         match Plug::look(&links, &self.config.instance, &attachment).await {
-            Ok(plug) => faults.extend(
-                plug.faults(&self.config.instance, index, &attachment)
-                    .await?,
-            ),
-            Err(Error::NetnsGone(path)) => {
-                faults.push(format!("the network namespace {} is gone", path.display()))
-            }
+            Ok(plug) => faults.extend(plug.faults(&self.config.instance, index, &attachment).await?),
+            Err(Error::NetnsGone(path)) => faults.push(format!("the network namespace {} is gone", path.display())),
             Err(error) => return Err(error),
         }
         let ported = attachment.clone();
@@ -244,12 +228,7 @@ impl Builtin {
             }
         } else if self.attachments().await?.is_empty() {
             let table = self.table(Vec::new());
-            blocking(move || {
-                table
-                    .delete()
-                    .map_err(|e| system("delete", "the nftables table")(e))
-            })
-            .await?;
+            blocking(move || table.delete().map_err(|e| system("delete", "the nftables table")(e))).await?;
         } else {
             return Ok(());
         }
@@ -280,9 +259,7 @@ fn directories(pods: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Runs short work that may block in the kernel off the async threads.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let joined = tokio::task::spawn_blocking(work).await;
     joined.map_err(|e| system("finish", "work on host ports")(std::io::Error::other(e)))?
 }

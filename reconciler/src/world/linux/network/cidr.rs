@@ -28,8 +28,7 @@ impl Cidr {
     }
 
     pub fn contains(self, ip: IpAddr) -> bool {
-        self.ip.is_ipv4() == ip.is_ipv4()
-            && number(ip) & self.mask() == number(self.ip) & self.mask()
+        self.ip.is_ipv4() == ip.is_ipv4() && number(ip) & self.mask() == number(self.ip) & self.mask()
     }
 
     pub fn overlaps(self, other: Cidr) -> bool {
@@ -60,19 +59,12 @@ impl Cidr {
     /// How many addresses there are, at most 2^32 - 1.
     pub fn size(self) -> u32 {
         let host_bits = bits(self.ip) - self.prefix;
-        if host_bits >= 32 {
-            u32::MAX
-        } else {
-            1 << host_bits
-        }
+        if host_bits >= 32 { u32::MAX } else { 1 << host_bits }
     }
 
     /// The netmask in the address's own bytes.
     pub fn mask_bytes(self) -> Vec<u8> {
-        octets(from_number(
-            self.ip,
-            self.mask() & mask_of_width(bits(self.ip)),
-        ))
+        octets(from_number(self.ip, self.mask() & mask_of_width(bits(self.ip))))
     }
 
     fn mask(self) -> u128 {
@@ -94,11 +86,7 @@ fn bits(ip: IpAddr) -> u8 {
 }
 
 fn mask_of_width(width: u8) -> u128 {
-    if width == 128 {
-        u128::MAX
-    } else {
-        (1 << width) - 1
-    }
+    if width == 128 { u128::MAX } else { (1 << width) - 1 }
 }
 
 fn number(ip: IpAddr) -> u128 {
@@ -125,8 +113,7 @@ impl FromStr for Cidr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Cidr, String> {
-        let fail =
-            || format!("{text:?} is not an address with a prefix length, such as 10.88.0.0/16");
+        let fail = || format!("{text:?} is not an address with a prefix length, such as 10.88.0.0/16");
         let (ip, prefix) = text.split_once('/').ok_or_else(fail)?;
         let ip = ip.parse().map_err(|_| fail())?;
         Cidr::new(ip, prefix.parse().map_err(|_| fail())?).ok_or_else(fail)

@@ -48,8 +48,7 @@ impl Cni {
                 }
             }
             None => {
-                let list =
-                    list.ok_or_else(|| Error::NotReady("no CNI configuration is loaded".into()))?;
+                let list = list.ok_or_else(|| Error::NotReady("no CNI configuration is loaded".into()))?;
                 begin(want, &list)?
             }
         };
@@ -82,10 +81,7 @@ impl Cni {
         let mut result = None;
         for plugin in &list.plugins {
             let config = config(&list, plugin, &stored, result.as_ref());
-            let printed = self
-                .runner
-                .run(Verb::Add, &plugin.kind, &config, &env)
-                .await?;
+            let printed = self.runner.run(Verb::Add, &plugin.kind, &config, &env).await?;
             let why = || "it printed no result".to_string();
             let odd = |why| Error::PluginOutput {
                 plugin: plugin.kind.clone(),
@@ -121,11 +117,7 @@ impl Cni {
         let mut failures = Vec::new();
         for plugin in list.plugins.iter().rev() {
             let config = config(&list, plugin, &stored, result);
-            if let Err(error) = self
-                .runner
-                .run(Verb::Del, &plugin.kind, &config, &env)
-                .await
-            {
+            if let Err(error) = self.runner.run(Verb::Del, &plugin.kind, &config, &env).await {
                 failures.push(error.to_string());
             }
         }
@@ -160,9 +152,7 @@ impl Cni {
         if !attachment.of_this_boot() {
             return Ok(State::Partial("made before the machine restarted".into()));
         }
-        let gone = |path: &Path| {
-            State::Drifted(format!("the network namespace {} is gone", path.display()))
-        };
+        let gone = |path: &Path| State::Drifted(format!("the network namespace {} is gone", path.display()));
         let links = match Links::inside(&attachment.netns, || Ok(())).await {
             Ok(links) => links,
             Err(Error::NetnsGone(path)) => return Ok(gone(&path)),
@@ -175,17 +165,8 @@ impl Cni {
         if !link.up {
             faults.push(format!("{} is down", link.name));
         }
-        let addresses: Vec<IpAddr> = links
-            .addresses(link.index)
-            .await?
-            .iter()
-            .map(|a| a.ip)
-            .collect();
-        for missing in attachment
-            .addresses
-            .iter()
-            .filter(|a| !addresses.contains(&a.ip))
-        {
+        let addresses: Vec<IpAddr> = links.addresses(link.index).await?.iter().map(|a| a.ip).collect();
+        for missing in attachment.addresses.iter().filter(|a| !addresses.contains(&a.ip)) {
             faults.push(format!("{} lacks {missing}", link.name));
         }
         let gateways = links.gateways().await?;
@@ -225,12 +206,7 @@ fn begin(want: &Want, list: &Conflist) -> Result<Attachment> {
         ifname: "eth0".into(),
         addresses: Vec::new(),
         gateways: Vec::new(),
-        ports: want
-            .ports
-            .iter()
-            .filter(|p| p.host_port != 0)
-            .cloned()
-            .collect(),
+        ports: want.ports.iter().filter(|p| p.host_port != 0).cloned().collect(),
         cni: Some(Stored {
             conflist: list.raw.clone(),
             args: arguments(want),
@@ -248,12 +224,8 @@ fn parts(attachment: &Attachment) -> Result<(Conflist, Stored)> {
         path: attachment.uid.clone().into(),
         why,
     };
-    let stored = attachment
-        .cni
-        .clone()
-        .ok_or_else(|| fail("has no CNI part".into()))?;
-    let list =
-        Conflist::parse(stored.conflist.clone()).map_err(|e| fail(format!("cni.conflist: {e}")))?;
+    let stored = attachment.cni.clone().ok_or_else(|| fail("has no CNI part".into()))?;
+    let list = Conflist::parse(stored.conflist.clone()).map_err(|e| fail(format!("cni.conflist: {e}")))?;
     Ok((list, stored))
 }
 
@@ -276,9 +248,7 @@ fn arguments(want: &Want) -> String {
         ("K8S_POD_UID", &want.pod_uid),
     ];
     let clean = |v: &str| v.replace([';', '='], "-");
-    pairs
-        .map(|(key, value)| format!("{key}={}", clean(value)))
-        .join(";")
+    pairs.map(|(key, value)| format!("{key}={}", clean(value))).join(";")
 }
 
 /// One plugin's configuration: its own, the list's name and version, the capabilities it declares, the result so far.
@@ -336,10 +306,7 @@ fn capabilities(want: &Want) -> Result<Map<String, Value>> {
         all.insert("cgroupPath".into(), want.cgroup_parent.clone().into());
     }
     if !want.annotations.is_empty() {
-        all.insert(
-            "io.kubernetes.cri.pod-annotations".into(),
-            json!(want.annotations),
-        );
+        all.insert("io.kubernetes.cri.pod-annotations".into(), json!(want.annotations));
     }
     Ok(all)
 }
@@ -384,19 +351,12 @@ fn rate(want: &Want, key: &str) -> Result<Option<u64>> {
 /// The addresses a result gives the interface, and the gateways of its default routes. An address without an interface
 /// index is the interface's.
 fn read(result: &Value, ifname: &str) -> (Vec<Cidr>, Vec<IpAddr>) {
-    let list = |name: &str| {
-        result
-            .get(name)
-            .and_then(Value::as_array)
-            .cloned()
-            .unwrap_or_default()
-    };
+    let list = |name: &str| result.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
     let (interfaces, ips, routes) = (list("interfaces"), list("ips"), list("routes"));
     let ours = |ip: &Value| match ip.get("interface").and_then(Value::as_u64) {
         None => true,
         Some(n) => interfaces.get(n as usize).is_some_and(|i| {
-            i["name"].as_str() == Some(ifname)
-                && i["sandbox"].as_str().is_some_and(|s| !s.is_empty())
+            i["name"].as_str() == Some(ifname) && i["sandbox"].as_str().is_some_and(|s| !s.is_empty())
         }),
     };
     let ips: Vec<&Value> = ips.iter().filter(|ip| ours(ip)).collect();

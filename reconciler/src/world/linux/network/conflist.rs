@@ -47,25 +47,15 @@ impl Conflist {
             return Err("not a JSON object".into());
         };
         let name = text(object, "name")?;
-        let first = name
-            .bytes()
-            .next()
-            .is_some_and(|b| b.is_ascii_alphanumeric());
-        if !first
-            || !name
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
-        {
+        let first = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
+        if !first || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b)) {
             return Err(format!(
                 "name: {name:?} is not a network name (letters, digits, '_', '.', '-')"
             ));
         }
         let version = text(object, "cniVersion")?;
         if !VERSIONS.contains(&version.as_str()) {
-            return Err(format!(
-                "cniVersion: {version:?} is not one of {}",
-                VERSIONS.join(", ")
-            ));
+            return Err(format!("cniVersion: {version:?} is not one of {}", VERSIONS.join(", ")));
         }
         let Some(plugins) = object.get("plugins") else {
             let list = json!({"cniVersion": version, "name": name, "plugins": [object]});
@@ -99,10 +89,7 @@ impl Plugin {
     fn parse(raw: &Value) -> std::result::Result<Plugin, String> {
         let raw = raw.as_object().ok_or("not a JSON object")?.clone();
         let kind = text(&raw, "type")?;
-        if kind.is_empty()
-            || kind.starts_with('.')
-            || kind.contains('/')
-            || kind.bytes().any(|b| b.is_ascii_control())
+        if kind.is_empty() || kind.starts_with('.') || kind.contains('/') || kind.bytes().any(|b| b.is_ascii_control())
         {
             return Err(format!("type: {kind:?} is not the name of a program"));
         }
@@ -120,18 +107,14 @@ impl Plugin {
 }
 
 fn text(object: &Map<String, Value>, field: &str) -> std::result::Result<String, String> {
-    let value = object
-        .get(field)
-        .and_then(Value::as_str)
-        .map(str::to_string);
+    let value = object.get(field).and_then(Value::as_str).map(str::to_string);
     value.ok_or_else(|| format!("{field}: missing, or not a string"))
 }
 
 /// Loads the first configuration of a directory, by name. A broken first file is an error: to pass over it would give
 /// pods another network than the administrator meant.
 pub fn load(dir: &Path) -> std::result::Result<Conflist, String> {
-    let entries = fs::read_dir(dir)
-        .map_err(|e| format!("no CNI configuration: cannot list {}: {e}", dir.display()))?;
+    let entries = fs::read_dir(dir).map_err(|e| format!("no CNI configuration: cannot list {}: {e}", dir.display()))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     files.retain(|f| {
         f.extension()
@@ -193,25 +176,17 @@ impl Watched {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         let inotify = inotify.map_err(|e| system("watch", dir.display())(e.into()))?;
         // SAFETY: the descriptor is the inotify's own, open until the AsyncFd drops both.
-        let inotify =
-            unsafe { AsyncFd::register_with_interest(Watch(inotify), Interest::READABLE) };
+        let inotify = unsafe { AsyncFd::register_with_interest(Watch(inotify), Interest::READABLE) };
         let inotify = inotify.map_err(|e| system("watch", dir.display())(e.into()))?;
         arm(inotify.get_ref(), &dir);
         let loaded = Arc::new(RwLock::new(load(&dir).map(Arc::new)));
         let (send, changes) = watch::channel(0);
         let task = tokio::spawn(follow(inotify, dir, loaded.clone(), send));
-        Ok(Watched {
-            loaded,
-            changes,
-            task,
-        })
+        Ok(Watched { loaded, changes, task })
     }
 
     pub fn get(&self) -> Loaded {
-        self.loaded
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Rises with each change.
@@ -220,22 +195,12 @@ impl Watched {
     }
 }
 
-async fn follow(
-    inotify: AsyncFd<Watch>,
-    dir: PathBuf,
-    loaded: Arc<RwLock<Loaded>>,
-    changes: watch::Sender<u64>,
-) {
+async fn follow(inotify: AsyncFd<Watch>, dir: PathBuf, loaded: Arc<RwLock<Loaded>>, changes: watch::Sender<u64>) {
     loop {
         match inotify.readable().await {
             Ok(mut guard) => {
                 // The events say only: look again.
-                while inotify
-                    .get_ref()
-                    .0
-                    .read_events()
-                    .is_ok_and(|events| !events.is_empty())
-                {}
+                while inotify.get_ref().0.read_events().is_ok_and(|events| !events.is_empty()) {}
                 guard.clear_ready();
             }
             Err(error) => {
@@ -272,11 +237,7 @@ fn arm(inotify: &Watch, dir: &Path) {
     let mut path: Vec<&Path> = dir.ancestors().collect();
     path.reverse();
     for at in path {
-        if inotify
-            .0
-            .add_watch(at, if at == dir { inside } else { above })
-            .is_err()
-        {
+        if inotify.0.add_watch(at, if at == dir { inside } else { above }).is_err() {
             return;
         }
     }
@@ -292,15 +253,10 @@ mod tests {
 
     #[test]
     fn a_single_plugin_is_a_list_of_one() {
-        let list = parse(
-            r#"{"cniVersion":"1.0.0","name":"n","type":"bridge","capabilities":{"dns":true,"x":false}}"#,
-        );
+        let list = parse(r#"{"cniVersion":"1.0.0","name":"n","type":"bridge","capabilities":{"dns":true,"x":false}}"#);
         let list = list.unwrap();
         assert_eq!(list.plugins.len(), 1);
-        assert_eq!(
-            list.plugins[0].capabilities.iter().collect::<Vec<_>>(),
-            ["dns"]
-        );
+        assert_eq!(list.plugins[0].capabilities.iter().collect::<Vec<_>>(), ["dns"]);
         assert_eq!(
             Conflist::parse(list.raw.clone()).unwrap(),
             list,
@@ -314,18 +270,9 @@ mod tests {
         for (bad, field) in [
             (r#"[]"#, "object"),
             (r#"{"cniVersion":"1.0.0","plugins":[]}"#, "name"),
-            (
-                r#"{"cniVersion":"1.0.0","name":"../x","plugins":[]}"#,
-                "name",
-            ),
-            (
-                r#"{"cniVersion":"0.2.0","name":"n","plugins":[]}"#,
-                "cniVersion",
-            ),
-            (
-                r#"{"cniVersion":"1.0.0","name":"n","plugins":[]}"#,
-                "plugins",
-            ),
+            (r#"{"cniVersion":"1.0.0","name":"../x","plugins":[]}"#, "name"),
+            (r#"{"cniVersion":"0.2.0","name":"n","plugins":[]}"#, "cniVersion"),
+            (r#"{"cniVersion":"1.0.0","name":"n","plugins":[]}"#, "plugins"),
             (
                 r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"a"},{"type":"../b"}]}"#,
                 "plugins[1]: type",
@@ -340,11 +287,7 @@ mod tests {
     #[test]
     fn the_first_file_counts_even_if_broken() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(
-            load(dir.path())
-                .unwrap_err()
-                .contains("no CNI configuration")
-        );
+        assert!(load(dir.path()).unwrap_err().contains("no CNI configuration"));
         fs::write(
             dir.path().join("20-b.conf"),
             r#"{"cniVersion":"1.0.0","name":"b","type":"x"}"#,

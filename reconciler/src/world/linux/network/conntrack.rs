@@ -78,15 +78,7 @@ fn parse(entry: &[u8]) -> Option<Flow> {
 /// CTA_TUPLE_IP: source and destination.
 fn addresses(tuple: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let ip = attr(tuple, 1)?;
-    let four = |n| {
-        Some(IpAddr::from(Ipv4Addr::from(
-            <[u8; 4]>::try_from(attr(ip, n)?).ok()?,
-        )))
-    };
-    let six = |n| {
-        Some(IpAddr::from(Ipv6Addr::from(
-            <[u8; 16]>::try_from(attr(ip, n)?).ok()?,
-        )))
-    };
+    let four = |n| Some(IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(attr(ip, n)?).ok()?)));
+    let six = |n| Some(IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(attr(ip, n)?).ok()?)));
     four(1).zip(four(2)).or_else(|| six(3).zip(six(4)))
 }

@@ -51,10 +51,7 @@ pub enum Error {
     #[error("attachment {path}: {why}")]
     Attachment { path: PathBuf, why: String },
     #[error("CNI plugin {plugin}: not found in {}", list(searched))]
-    PluginAbsent {
-        plugin: String,
-        searched: Vec<PathBuf>,
-    },
+    PluginAbsent { plugin: String, searched: Vec<PathBuf> },
     #[error("CNI plugin {plugin} {verb} failed (code {code}): {message}")]
     PluginFailed {
         plugin: String,
@@ -97,28 +94,14 @@ fn list(paths: &[PathBuf]) -> String {
     paths.join(", ")
 }
 
-pub(super) fn system(
-    doing: &'static str,
-    object: impl ToString,
-) -> impl FnOnce(io::Error) -> Error {
+pub(super) fn system(doing: &'static str, object: impl ToString) -> impl FnOnce(io::Error) -> Error {
     let object = object.to_string();
-    move |source| Error::System {
-        doing,
-        object,
-        source,
-    }
+    move |source| Error::System { doing, object, source }
 }
 
-pub(super) fn netlink(
-    doing: &'static str,
-    object: impl ToString,
-) -> impl FnOnce(rtnetlink::Error) -> Error {
+pub(super) fn netlink(doing: &'static str, object: impl ToString) -> impl FnOnce(rtnetlink::Error) -> Error {
     let object = object.to_string();
-    move |source| Error::Netlink {
-        doing,
-        object,
-        source,
-    }
+    move |source| Error::Netlink { doing, object, source }
 }
 
 impl Protocol {

@@ -10,8 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, listen,
-    setsockopt, socket, sockopt,
+    AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, listen, setsockopt, socket,
+    sockopt,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -104,11 +104,7 @@ impl HostPorts {
     }
 
     fn rebuild(&self, memory: &mut Memory) -> Result<()> {
-        let elements: Vec<Element> = memory
-            .pods
-            .values()
-            .flat_map(|p| p.elements.clone())
-            .collect();
+        let elements: Vec<Element> = memory.pods.values().flat_map(|p| p.elements.clone()).collect();
         self.table.rebuild(&elements).map_err(self.refused())?;
         memory.made = true;
         Ok(())
@@ -127,11 +123,7 @@ impl HostPorts {
         }
         let mut pod = Pod::new(attachment);
         for port in &pod.ports {
-            if let Some(other) = memory
-                .pods
-                .values()
-                .find(|p| p.ports.iter().any(|q| clash(port, q)))
-            {
+            if let Some(other) = memory.pods.values().find(|p| p.ports.iter().any(|q| clash(port, q))) {
                 return Err(taken(port, format!("pod {}", other.who)));
             }
         }
@@ -147,9 +139,7 @@ impl HostPorts {
         };
         let made = match made {
             // Left by an earlier life, for memory has no such port; or the table is gone.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::ENOENT)) => {
-                self.rebuild(&mut memory)
-            }
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::ENOENT)) => self.rebuild(&mut memory),
             other => other.map_err(self.refused()),
         };
         if let Err(error) = made {
@@ -199,24 +189,14 @@ impl HostPorts {
             return Ok(Some("the host ports are not held".into()));
         }
         let table = format!("inet {}", self.table.name);
-        let Some(elements) = self
-            .table
-            .elements()
-            .map_err(system("read nftables table", &table))?
-        else {
+        let Some(elements) = self.table.elements().map_err(system("read nftables table", &table))? else {
             return Ok(Some(format!("nftables table {table} is not whole")));
         };
         let missing = Pod::new(attachment)
             .elements
             .into_iter()
             .find(|e| !elements.contains(e));
-        Ok(missing.map(|e| {
-            format!(
-                "host port {}/{} is not mapped",
-                e.host_port,
-                e.protocol.name()
-            )
-        }))
+        Ok(missing.map(|e| format!("host port {}/{} is not mapped", e.host_port, e.protocol.name())))
     }
 
     /// Takes the table away if no pod is left; whether it did.
@@ -276,17 +256,13 @@ fn elements_of(port: &PortMapping, ips: &[IpAddr]) -> Vec<Element> {
 
 /// Whether two ports want the same place on the host.
 fn clash(a: &PortMapping, b: &PortMapping) -> bool {
-    let meet = |a: IpAddr, b: IpAddr| {
-        a == b || a.is_ipv4() == b.is_ipv4() && (a.is_unspecified() || b.is_unspecified())
-    };
-    (a.protocol, a.host_port) == (b.protocol, b.host_port)
-        && a.host_ip.zip(b.host_ip).is_none_or(|(a, b)| meet(a, b))
+    let meet =
+        |a: IpAddr, b: IpAddr| a == b || a.is_ipv4() == b.is_ipv4() && (a.is_unspecified() || b.is_unspecified());
+    (a.protocol, a.host_port) == (b.protocol, b.host_port) && a.host_ip.zip(b.host_ip).is_none_or(|(a, b)| meet(a, b))
 }
 
 fn taken(port: &PortMapping, holder: String) -> Error {
-    let address = port
-        .host_ip
-        .map_or("every address".into(), |ip| ip.to_string());
+    let address = port.host_ip.map_or("every address".into(), |ip| ip.to_string());
     Error::PortTaken {
         port: port.host_port,
         protocol: port.protocol.name(),
@@ -305,8 +281,7 @@ fn hold(port: &PortMapping, ips: &[IpAddr]) -> Result<Vec<Held>> {
     };
     for address in addresses {
         let place = SocketAddr::new(address, port.host_port);
-        let loopback6 = address == IpAddr::from(Ipv6Addr::LOCALHOST)
-            || address == IpAddr::from(Ipv6Addr::UNSPECIFIED);
+        let loopback6 = address == IpAddr::from(Ipv6Addr::LOCALHOST) || address == IpAddr::from(Ipv6Addr::UNSPECIFIED);
         let relayed = loopback6 && port.protocol != Protocol::Sctp;
         let fd = match bound(port.protocol, place, relayed) {
             Ok(fd) => fd,
@@ -314,11 +289,7 @@ fn hold(port: &PortMapping, ips: &[IpAddr]) -> Result<Vec<Held>> {
                 return Err(taken(port, holder(port.protocol, port.host_port)));
             }
             // The host has no IPv6, or no SCTP: nothing to hold there.
-            Err(
-                nix::Error::EAFNOSUPPORT
-                | nix::Error::EPROTONOSUPPORT
-                | nix::Error::ESOCKTNOSUPPORT,
-            ) => continue,
+            Err(nix::Error::EAFNOSUPPORT | nix::Error::EPROTONOSUPPORT | nix::Error::ESOCKTNOSUPPORT) => continue,
             Err(nix::Error::EADDRNOTAVAIL) if address.is_ipv6() => continue,
             Err(e) => return Err(system("bind host port", place)(e.into())),
         };
@@ -353,11 +324,7 @@ fn bound(protocol: Protocol, place: SocketAddr, relayed: bool) -> nix::Result<Ow
         setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
     }
     // A listener shares with none, and must not wait for the last connections of the one before it.
-    setsockopt(
-        &fd,
-        sockopt::ReuseAddr,
-        &(relayed && protocol == Protocol::Tcp),
-    )?;
+    setsockopt(&fd, sockopt::ReuseAddr, &(relayed && protocol == Protocol::Tcp))?;
     setsockopt(&fd, sockopt::IpFreebind, &true)?;
     bind(fd.as_raw_fd(), &SockaddrStorage::from(place))?;
     Ok(fd)
@@ -380,8 +347,7 @@ fn relay(protocol: Protocol, fd: OwnedFd, pod: SocketAddr) -> io::Result<Held> {
 fn holder(protocol: Protocol, port: u16) -> String {
     let name = protocol.name();
     let listens = ["", "6"].iter().any(|six| {
-        let table = std::fs::read_to_string(format!("/proc/thread-self/net/{name}{six}"))
-            .unwrap_or_default();
+        let table = std::fs::read_to_string(format!("/proc/thread-self/net/{name}{six}")).unwrap_or_default();
         let local = format!(":{port:04X}");
         table
             .lines()
@@ -390,23 +356,17 @@ fn holder(protocol: Protocol, port: u16) -> String {
     });
     match listens {
         true => format!("a process of this host (`ss -lnp sport = :{port}` names it)"),
-        false => {
-            "a socket of this host that does not listen, such as another instance's".to_string()
-        }
+        false => "a socket of this host that does not listen, such as another instance's".to_string(),
     }
 }
 
 /// Forgets the UDP flows that were sent to these ports before they were mapped; they would stay as they are.
 fn forget_before(elements: &[Element]) -> Result<()> {
-    let ours: Vec<&Element> = elements
-        .iter()
-        .filter(|e| e.protocol == Protocol::Udp)
-        .collect();
+    let ours: Vec<&Element> = elements.iter().filter(|e| e.protocol == Protocol::Udp).collect();
     if ours.is_empty() {
         return Ok(());
     }
-    let interfaces =
-        nix::ifaddrs::getifaddrs().map_err(|e| system("list", "addresses")(e.into()))?;
+    let interfaces = nix::ifaddrs::getifaddrs().map_err(|e| system("list", "addresses")(e.into()))?;
     let local: Vec<IpAddr> = interfaces
         .filter_map(|i| {
             let address = i.address?;
@@ -429,9 +389,7 @@ fn forget(gone: impl Fn(&conntrack::Flow) -> bool) -> Result<()> {
         Ok(0) => {}
         Ok(count) => tracing::info!(count, "forgot UDP flows of a host port"),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            tracing::warn!(
-                "this kernel lacks nf_conntrack_netlink: UDP clients may keep talking to a removed pod"
-            );
+            tracing::warn!("this kernel lacks nf_conntrack_netlink: UDP clients may keep talking to a removed pod");
         }
         Err(e) => return Err(system("forget", "UDP flows")(e)),
     }
@@ -459,10 +417,7 @@ mod tests {
         assert!(clash(&port(1, Some("0.0.0.0")), &port(1, Some("10.0.0.1"))));
         assert!(clash(&port(1, Some("::")), &all));
         assert!(!clash(&port(1, Some("::")), &port(1, Some("10.0.0.1"))));
-        assert!(!clash(
-            &port(1, Some("10.0.0.2")),
-            &port(1, Some("10.0.0.1"))
-        ));
+        assert!(!clash(&port(1, Some("10.0.0.2")), &port(1, Some("10.0.0.1"))));
         assert!(!clash(&all, &port(2, None)));
         assert!(!clash(
             &all,
@@ -478,15 +433,9 @@ mod tests {
         let ips: Vec<IpAddr> = ["10.0.0.2", "fd00::2"].map(|ip| ip.parse().unwrap()).into();
         assert_eq!(elements_of(&port(1, None), &ips).len(), 2);
         let four = elements_of(&port(1, Some("0.0.0.0")), &ips);
-        assert_eq!(
-            (four.len(), four[0].pod_ip, four[0].host_ip),
-            (1, ips[0], None)
-        );
+        assert_eq!((four.len(), four[0].pod_ip, four[0].host_ip), (1, ips[0], None));
         let one = elements_of(&port(1, Some("192.0.2.1")), &ips);
-        assert_eq!(
-            (one.len(), one[0].host_ip),
-            (1, Some("192.0.2.1".parse().unwrap()))
-        );
+        assert_eq!((one.len(), one[0].host_ip), (1, Some("192.0.2.1".parse().unwrap())));
         assert!(elements_of(&port(1, Some("::1")), &ips).is_empty());
         assert!(elements_of(&port(1, Some("fd00::9")), &ips[..1]).is_empty());
     }

@@ -91,18 +91,8 @@ mod tests {
     fn numbers_go_round_and_end() {
         let (nets, mut ipam) = (nets(), Ipam::default());
         let first = ipam.allocate(&nets, "a").unwrap();
-        assert_eq!(
-            first,
-            [
-                "10.0.0.2/29".parse().unwrap(),
-                "fd00::2/64".parse().unwrap()
-            ]
-        );
-        assert_eq!(
-            ipam.allocate(&nets, "a").unwrap(),
-            first,
-            "a sandbox keeps its own"
-        );
+        assert_eq!(first, ["10.0.0.2/29".parse().unwrap(), "fd00::2/64".parse().unwrap()]);
+        assert_eq!(ipam.allocate(&nets, "a").unwrap(), first, "a sandbox keeps its own");
         ipam.release("a");
         assert_eq!(
             ipam.allocate(&nets, "b").unwrap()[0].ip.to_string(),
@@ -115,10 +105,7 @@ mod tests {
         let error = ipam.allocate(&nets, "g").unwrap_err().to_string();
         assert!(error.contains("10.0.0.0/29"), "{error}");
         ipam.release("d");
-        assert_eq!(
-            ipam.allocate(&nets, "g").unwrap()[0].ip.to_string(),
-            "10.0.0.5"
-        );
+        assert_eq!(ipam.allocate(&nets, "g").unwrap()[0].ip.to_string(), "10.0.0.5");
     }
 
     #[test]
@@ -127,14 +114,9 @@ mod tests {
         let mut attachment = crate::world::linux::network::attachment::tests::example();
         attachment.addresses = vec!["10.0.0.2/29".parse().unwrap()];
         ipam.hold(&nets, &attachment);
+        assert_eq!(ipam.allocate(&nets, "other").unwrap()[0].ip.to_string(), "10.0.0.3");
         assert_eq!(
-            ipam.allocate(&nets, "other").unwrap()[0].ip.to_string(),
-            "10.0.0.3"
-        );
-        assert_eq!(
-            ipam.allocate(&nets, &attachment.uid).unwrap()[0]
-                .ip
-                .to_string(),
+            ipam.allocate(&nets, &attachment.uid).unwrap()[0].ip.to_string(),
             "10.0.0.2"
         );
     }

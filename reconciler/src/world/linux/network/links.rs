@@ -9,9 +9,7 @@ use std::path::Path;
 use futures::TryStreamExt;
 use nix::sched::{CloneFlags, setns};
 use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::address::{
-    AddressAttribute, AddressFlags, AddressMessage, AddressScope,
-};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{
     InfoBridgePort, InfoKind, InfoPortData, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
@@ -56,8 +54,7 @@ pub struct Link {
 impl Links {
     /// The daemon's own namespace.
     pub fn here() -> Result<Links> {
-        let (connection, handle, _) =
-            rtnetlink::new_connection().map_err(system("open", "a netlink socket"))?;
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(system("open", "a netlink socket"))?;
         Ok(Links {
             handle,
             task: tokio::spawn(connection),
@@ -66,14 +63,8 @@ impl Links {
 
     /// A sandbox's namespace. A netlink socket stays in the namespace of the thread that opened it, so only opening
     /// needs a thread there; `prepare` runs in it too.
-    pub async fn inside(
-        netns: &Path,
-        prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
-    ) -> Result<Links> {
-        let (runtime, shown) = (
-            tokio::runtime::Handle::current(),
-            netns.display().to_string(),
-        );
+    pub async fn inside(netns: &Path, prepare: impl FnOnce() -> io::Result<()> + Send + 'static) -> Result<Links> {
+        let (runtime, shown) = (tokio::runtime::Handle::current(), netns.display().to_string());
         let open = move || {
             let _runtime = runtime.enter();
             prepare().map_err(system("prepare", &shown))?;
@@ -91,15 +82,7 @@ impl Links {
     }
 
     pub async fn by_name(&self, name: &str) -> Result<Option<Link>> {
-        match self
-            .handle
-            .link()
-            .get()
-            .match_name(name)
-            .execute()
-            .try_next()
-            .await
-        {
+        match self.handle.link().get().match_name(name).execute().try_next().await {
             Ok(message) => Ok(message.map(link)),
             Err(e) if errno(&e) == Some(libc::ENODEV) => Ok(None),
             Err(e) => Err(netlink("look up link", name)(e)),
@@ -107,14 +90,7 @@ impl Links {
     }
 
     pub async fn all(&self) -> Result<Vec<Link>> {
-        let links = self
-            .handle
-            .link()
-            .get()
-            .execute()
-            .map_ok(link)
-            .try_collect()
-            .await;
+        let links = self.handle.link().get().execute().map_ok(link).try_collect().await;
         links.map_err(netlink("list", "links"))
     }
 
@@ -128,16 +104,8 @@ impl Links {
 
     /// The addresses of a link but for link-local ones.
     pub async fn addresses(&self, index: u32) -> Result<Vec<Cidr>> {
-        let all = self
-            .handle
-            .address()
-            .get()
-            .set_link_index_filter(index)
-            .execute();
-        let all: Vec<AddressMessage> = all
-            .try_collect()
-            .await
-            .map_err(netlink("list addresses of", index))?;
+        let all = self.handle.address().get().set_link_index_filter(index).execute();
+        let all: Vec<AddressMessage> = all.try_collect().await.map_err(netlink("list addresses of", index))?;
         Ok(all
             .iter()
             .filter(|m| m.header.scope != AddressScope::Link)
@@ -165,10 +133,7 @@ impl Links {
             .set_link_index_filter(index)
             .set_address_filter(address.ip)
             .execute();
-        let all: Vec<AddressMessage> = all
-            .try_collect()
-            .await
-            .map_err(netlink("look up address", address))?;
+        let all: Vec<AddressMessage> = all.try_collect().await.map_err(netlink("look up address", address))?;
         for message in all {
             self.handle
                 .address()
@@ -217,15 +182,11 @@ impl Links {
             by_index.extend(link.mtu.map(|mtu| (link.index, mtu)));
         }
         let routes = self.routes().await?;
-        let defaults = routes
-            .iter()
-            .filter(|r| r.header.destination_prefix_length == 0);
-        let leaving = defaults
-            .flat_map(|r| &r.attributes)
-            .filter_map(|a| match a {
-                RouteAttribute::Oif(index) => by_index.get(index).copied(),
-                _ => None,
-            });
+        let defaults = routes.iter().filter(|r| r.header.destination_prefix_length == 0);
+        let leaving = defaults.flat_map(|r| &r.attributes).filter_map(|a| match a {
+            RouteAttribute::Oif(index) => by_index.get(index).copied(),
+            _ => None,
+        });
         Ok(leaving.min())
     }
 
@@ -234,13 +195,7 @@ impl Links {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut filter = RouteMessage::default();
             filter.header.address_family = family;
-            let some = self
-                .handle
-                .route()
-                .get(filter)
-                .execute()
-                .try_collect::<Vec<_>>()
-                .await;
+            let some = self.handle.route().get(filter).execute().try_collect::<Vec<_>>().await;
             routes.extend(some.map_err(netlink("list", "routes"))?);
         }
         Ok(routes)
@@ -258,8 +213,7 @@ impl Links {
                 .output_interface(index)
                 .build(),
         };
-        present(self.handle.route().add(route).execute().await)
-            .map_err(netlink("add default route by", gateway))
+        present(self.handle.route().add(route).execute().await).map_err(netlink("add default route by", gateway))
     }
 }
 
@@ -271,9 +225,7 @@ pub async fn run_inside<T: Send + 'static>(
     let path = netns.to_owned();
     let (send, done) = tokio::sync::oneshot::channel();
     let work = move || drop(send.send(enter(&path).and_then(|()| work())));
-    let thread = std::thread::Builder::new()
-        .name("netns-links".into())
-        .spawn(work);
+    let thread = std::thread::Builder::new().name("netns-links".into()).spawn(work);
     thread.map_err(system("start", "a thread"))?;
     let died = |_| system("work in", netns.display())(io::Error::other("the thread died"));
     done.await.map_err(died)?
@@ -312,9 +264,7 @@ pub fn errno(error: &rtnetlink::Error) -> Option<i32> {
 }
 
 /// EEXIST is what was wanted.
-pub fn present(
-    result: std::result::Result<(), rtnetlink::Error>,
-) -> std::result::Result<(), rtnetlink::Error> {
+pub fn present(result: std::result::Result<(), rtnetlink::Error>) -> std::result::Result<(), rtnetlink::Error> {
     match result {
         Err(e) if errno(&e) == Some(libc::EEXIST) => Ok(()),
         other => other,
@@ -342,9 +292,7 @@ pub fn link(message: LinkMessage) -> Link {
             LinkAttribute::Link(index) => link.peer = Some(index),
             LinkAttribute::Mtu(mtu) => link.mtu = Some(mtu),
             LinkAttribute::LinkInfo(infos) => {
-                link.bridge = infos
-                    .iter()
-                    .any(|i| matches!(i, LinkInfo::Kind(InfoKind::Bridge)));
+                link.bridge = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Bridge)));
                 link.hairpin = infos.iter().any(|i| match i {
                     LinkInfo::PortData(InfoPortData::BridgePort(port)) => {
                         port.contains(&InfoBridgePort::HairpinMode(true))

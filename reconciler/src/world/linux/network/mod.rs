@@ -120,9 +120,7 @@ pub struct Want {
     pub from_cri: bool,
 }
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     #[default]
@@ -217,11 +215,7 @@ impl Network {
         let have = Attachment::read(&want.dir)?;
         match self.kind(want, have.as_ref())? {
             Kind::Builtin => self.builtin.ensure(want, have).await,
-            Kind::Cni => {
-                self.cni
-                    .ensure(want, have, self.configured.get().ok())
-                    .await
-            }
+            Kind::Cni => self.cni.ensure(want, have, self.configured.get().ok()).await,
         }
     }
 
@@ -260,11 +254,7 @@ impl Network {
                 self.cni.delete(&have, netns).await?;
                 Attachment::remove(dir)
             }
-            have => {
-                self.builtin
-                    .remove(have, uid, netns, || Attachment::remove(dir))
-                    .await
-            }
+            have => self.builtin.remove(have, uid, netns, || Attachment::remove(dir)).await,
         }
     }
 
@@ -283,10 +273,7 @@ impl Network {
 
     /// The sandboxes that have a link or an attachment of this instance's.
     pub async fn list(&self) -> Result<Vec<String>> {
-        let mut uids: BTreeSet<String> = plug::list(&self.config.instance)
-            .await?
-            .into_iter()
-            .collect();
+        let mut uids: BTreeSet<String> = plug::list(&self.config.instance).await?.into_iter().collect();
         uids.extend(self.builtin.with_attachment().await?);
         Ok(uids.into_iter().collect())
     }
@@ -298,11 +285,7 @@ impl Network {
 
     /// CRI condition `NetworkReady`, from memory.
     pub fn ready(&self) -> Ready {
-        let refusal = self
-            .refusal
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let refusal = self.refusal.read().unwrap_or_else(PoisonError::into_inner).clone();
         let why = match (self.config.mode, self.configured.get()) {
             (Mode::Builtin, _) => None,
             (_, Err(why)) => Some(why),

@@ -6,8 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket,
-    sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket, sockopt,
 };
 
 const HEADER: usize = 16;
@@ -65,9 +64,7 @@ pub fn attrs(mut buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 
 /// The data of one attribute.
 pub fn attr(buffer: &[u8], kind: u16) -> Option<&[u8]> {
-    attrs(buffer)
-        .find(|(k, _)| *k == kind)
-        .map(|(_, data)| data)
+    attrs(buffer).find(|(k, _)| *k == kind).map(|(_, data)| data)
 }
 
 /// One request.
@@ -111,11 +108,7 @@ impl Socket {
         put(&mut out, &mark(BATCH_BEGIN), 0, 0, SUBSYS_NFTABLES);
         for (n, message) in messages.iter().enumerate() {
             // Errors always come; one acknowledgement, of the last, proves the batch was run.
-            let ack = if n + 1 == messages.len() {
-                NLM_F_ACK
-            } else {
-                0
-            };
+            let ack = if n + 1 == messages.len() { NLM_F_ACK } else { 0 };
             put(&mut out, message, ack, n as u32 + 1, 0);
         }
         put(
@@ -148,9 +141,7 @@ impl Socket {
         let mut out = Vec::new();
         put(&mut out, message, NLM_F_ACK, 1, 0);
         send(self.0.as_raw_fd(), &out, MsgFlags::empty())?;
-        let mut result = Err(io::Error::other(
-            "the kernel did not acknowledge the request",
-        ));
+        let mut result = Err(io::Error::other("the kernel did not acknowledge the request"));
         self.answers(|kind, body| {
             if kind == NLMSG_ERROR {
                 result = error_of(body).map_or(Ok(()), Err);
@@ -258,10 +249,7 @@ mod tests {
 
     #[test]
     fn attributes_are_padded_and_read_back() {
-        let list = Attrs::new()
-            .text(1, "ab")
-            .be32(2, 7)
-            .nest(3, Attrs::new().raw(1, &[9]));
+        let list = Attrs::new().text(1, "ab").be32(2, 7).nest(3, Attrs::new().raw(1, &[9]));
         assert_eq!(list.0.len(), 8 + 8 + 12);
         assert_eq!(attr(&list.0, 2), Some(&[0, 0, 0, 7][..]));
         assert_eq!(attr(attr(&list.0, 3).unwrap(), 1), Some(&[9][..]));

@@ -186,37 +186,23 @@ impl Table {
 
     /// Makes the table with exactly these elements, in the place of what was there.
     pub fn rebuild(&self, elements: &[Element]) -> io::Result<()> {
-        let mut batch = vec![
-            self.table(NEWTABLE),
-            self.table(DELTABLE),
-            self.table(NEWTABLE),
-        ];
+        let mut batch = vec![self.table(NEWTABLE), self.table(DELTABLE), self.table(NEWTABLE)];
         batch.extend(MAPS.map(|map| self.map(map)));
         for (name, hook) in CHAINS {
             batch.push(self.chain(name, *hook));
         }
         batch.extend(self.rules().into_iter().map(|(chain, rule)| {
-            let attrs = Attrs::new()
-                .text(1, &self.name)
-                .text(2, chain)
-                .nest(4, rule.0);
+            let attrs = Attrs::new().text(1, &self.name).text(2, chain).nest(4, rule.0);
             message(NEWRULE, CREATE_APPEND, attrs)
         }));
-        batch.extend(
-            elements
-                .iter()
-                .map(|e| self.element(NEWSETELEM, CREATE_EXCL, e)),
-        );
+        batch.extend(elements.iter().map(|e| self.element(NEWSETELEM, CREATE_EXCL, e)));
         Socket::open()?.batch(&batch)
     }
 
     /// Takes some elements away and adds others, in one transaction. EEXIST: a key to add is there; ENOENT: one to
     /// take away is not, or the table is gone.
     pub fn change(&self, delete: &[Element], add: &[Element]) -> io::Result<()> {
-        let mut batch: Vec<Message> = delete
-            .iter()
-            .map(|e| self.element(DELSETELEM, 0, e))
-            .collect();
+        let mut batch: Vec<Message> = delete.iter().map(|e| self.element(DELSETELEM, 0, e)).collect();
         batch.extend(add.iter().map(|e| self.element(NEWSETELEM, CREATE_EXCL, e)));
         if batch.is_empty() {
             Ok(())
@@ -230,28 +216,18 @@ impl Table {
         let socket = Socket::open()?;
         let mut rules = 0;
         let all_rules = message(GETRULE, 0, Attrs::new().text(1, &self.name));
-        match socket.dump(&all_rules, |_, rule| {
-            rules += usize::from(is_table(rule, &self.name))
-        }) {
+        match socket.dump(&all_rules, |_, rule| rules += usize::from(is_table(rule, &self.name))) {
             Err(e) if e.raw_os_error() != Some(libc::ENOENT) => return Err(e),
             _ if rules != self.rules().len() => return Ok(None),
             _ => {}
         }
         let mut elements = Vec::new();
         for map in MAPS {
-            let wanted = message(
-                GETSETELEM,
-                0,
-                Attrs::new().text(1, &self.name).text(2, map.name()),
-            );
+            let wanted = message(GETSETELEM, 0, Attrs::new().text(1, &self.name).text(2, map.name()));
             let dumped = socket.dump(&wanted, |_, entry| {
                 for (_, element) in attr(entry, 3).into_iter().flat_map(attrs) {
                     let data = |n| attr(element, n).and_then(|d| attr(d, 1));
-                    elements.extend(
-                        data(1)
-                            .zip(data(2))
-                            .and_then(|(k, v)| Element::parse(map, k, v)),
-                    );
+                    elements.extend(data(1).zip(data(2)).and_then(|(k, v)| Element::parse(map, k, v)));
                 }
             });
             match dumped {
@@ -327,17 +303,11 @@ impl Table {
         let mut rules = vec![
             (
                 "guard",
-                from_bridge()
-                    .payload(1, 16, 1, 1)
-                    .equal(1, &[127])
-                    .verdict(DROP, None),
+                from_bridge().payload(1, 16, 1, 1).equal(1, &[127]).verdict(DROP, None),
             ),
             (
                 "guard",
-                from_bridge()
-                    .payload(1, 12, 1, 1)
-                    .equal(1, &[127])
-                    .verdict(DROP, None),
+                from_bridge().payload(1, 12, 1, 1).equal(1, &[127]).verdict(DROP, None),
             ),
             ("pre", Rule::new().local().verdict(JUMP, Some("hostports"))),
             // The answer to ::1 would be dropped; the daemon's relay listens there instead.
@@ -352,10 +322,7 @@ impl Table {
             ("out", Rule::new().local().verdict(JUMP, Some("hostports"))),
         ];
         rules.extend(MAPS.map(|map| ("hostports", Rule::new().dnat(map))));
-        let loopback = Rule::new()
-            .family(false)
-            .payload(1, 12, 1, 1)
-            .equal(1, &[127]);
+        let loopback = Rule::new().family(false).payload(1, 12, 1, 1).equal(1, &[127]);
         rules.push((
             "post",
             loopback
@@ -364,21 +331,11 @@ impl Table {
                 .masquerade(),
         ));
         for net in &self.pods {
-            let from_pods = || {
-                Rule::new()
-                    .family(net.ip.is_ipv6())
-                    .within(*net, SOURCE, true)
-            };
+            let from_pods = || Rule::new().family(net.ip.is_ipv6()).within(*net, SOURCE, true);
+            rules.push(("post", from_pods().within(*net, DESTINATION, false).masquerade()));
             rules.push((
                 "post",
-                from_pods().within(*net, DESTINATION, false).masquerade(),
-            ));
-            rules.push((
-                "post",
-                from_pods()
-                    .within(*net, DESTINATION, true)
-                    .translated()
-                    .masquerade(),
+                from_pods().within(*net, DESTINATION, true).translated().masquerade(),
             ));
         }
         rules
@@ -494,9 +451,7 @@ impl Rule {
         }
         self.expression(
             "immediate",
-            Attrs::new()
-                .be32(1, 0)
-                .nest(2, Attrs::new().nest(2, verdict)),
+            Attrs::new().be32(1, 0).nest(2, Attrs::new().nest(2, verdict)),
         )
     }
 
@@ -528,8 +483,7 @@ impl Rule {
         const ADDRTYPE: u32 = 3;
         const DADDR: u32 = 2;
         let data = Attrs::new().be32(1, 1).be32(2, ADDRTYPE).be32(3, DADDR);
-        self.expression("fib", data)
-            .equal(1, &RTN_LOCAL.to_ne_bytes())
+        self.expression("fib", data).equal(1, &RTN_LOCAL.to_ne_bytes())
     }
 
     /// `ct status dnat`.
@@ -537,9 +491,7 @@ impl Rule {
         const STATUS: u32 = 2;
         const IPS_DST_NAT: u32 = 0x20;
         let loaded = self.expression("ct", Attrs::new().be32(1, 1).be32(2, STATUS));
-        loaded
-            .mask(1, &IPS_DST_NAT.to_ne_bytes())
-            .compare(1, true, &[0; 4])
+        loaded.mask(1, &IPS_DST_NAT.to_ne_bytes()).compare(1, true, &[0; 4])
     }
 
     fn masquerade(self) -> Rule {

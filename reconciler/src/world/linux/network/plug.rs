@@ -66,12 +66,7 @@ impl Plug {
     }
 
     /// What is wrong, in the order it is repaired.
-    pub async fn faults(
-        &self,
-        instance: &str,
-        bridge: Option<u32>,
-        attachment: &Attachment,
-    ) -> Result<Vec<String>> {
+    pub async fn faults(&self, instance: &str, bridge: Option<u32>, attachment: &Attachment) -> Result<Vec<String>> {
         let Some((host, eth0)) = self.paired() else {
             return Ok(vec![format!(
                 "the pair {} - {} is missing",
@@ -80,10 +75,7 @@ impl Plug {
             )]);
         };
         let mut faults = Vec::new();
-        if !host.up
-            || !host.hairpin
-            || host.alias.as_ref() != Some(&pod_mark(instance, &attachment.uid))
-        {
+        if !host.up || !host.hairpin || host.alias.as_ref() != Some(&pod_mark(instance, &attachment.uid)) {
             faults.push(format!("{} is not up, marked and reflecting", host.name));
         }
         if bridge.is_none() || host.controller != bridge {
@@ -93,11 +85,7 @@ impl Plug {
             faults.push(format!("{} is down", eth0.name));
         }
         let addresses = self.inside.addresses(eth0.index).await?;
-        for missing in attachment
-            .addresses
-            .iter()
-            .filter(|a| !addresses.contains(a))
-        {
+        for missing in attachment.addresses.iter().filter(|a| !addresses.contains(a)) {
             faults.push(format!("{} lacks {missing}", eth0.name));
         }
         let gateways = self.inside.gateways().await?;
@@ -108,17 +96,10 @@ impl Plug {
     }
 
     /// Makes what is missing.
-    pub async fn ensure(
-        mut self,
-        links: &Links,
-        bridge: &Bridge,
-        attachment: &Attachment,
-    ) -> Result<()> {
+    pub async fn ensure(mut self, links: &Links, bridge: &Bridge, attachment: &Attachment) -> Result<()> {
         let index = bridge.ensure(links).await?;
         if self.paired().is_some() {
-            let faults = self
-                .faults(&bridge.instance, Some(index), attachment)
-                .await?;
+            let faults = self.faults(&bridge.instance, Some(index), attachment).await?;
             if faults.is_empty() {
                 return Ok(());
             }
@@ -129,9 +110,7 @@ impl Plug {
         let eth0 = inside
             .by_name(ifname)
             .await?
-            .ok_or_else(|| Error::ForeignLink {
-                name: ifname.clone(),
-            })?;
+            .ok_or_else(|| Error::ForeignLink { name: ifname.clone() })?;
         if !eth0.up {
             let up = LinkUnspec::new_with_index(eth0.index).up().build();
             inside
@@ -150,11 +129,7 @@ impl Plug {
         for old in old.filter(|a| !attachment.addresses.contains(a)) {
             inside.delete_address(eth0.index, *old).await?;
         }
-        for new in attachment
-            .addresses
-            .iter()
-            .filter(|a| !addresses.contains(a))
-        {
+        for new in attachment.addresses.iter().filter(|a| !addresses.contains(a)) {
             inside.add_address(eth0.index, *new).await?;
         }
         for gateway in &attachment.gateways {
@@ -164,13 +139,7 @@ impl Plug {
     }
 
     /// Makes or repairs the pair itself.
-    async fn pair(
-        &mut self,
-        links: &Links,
-        bridge: &Bridge,
-        index: u32,
-        attachment: &Attachment,
-    ) -> Result<()> {
+    async fn pair(&mut self, links: &Links, bridge: &Bridge, index: u32, attachment: &Attachment) -> Result<()> {
         let (name, handle) = (host_link(&bridge.instance, &attachment.uid), links.handle());
         let mark = pod_mark(&bridge.instance, &attachment.uid);
         if let Some(host) = self
@@ -191,17 +160,14 @@ impl Plug {
             if let Some(host) = &self.host {
                 links.delete(host).await?;
             }
-            let netns = fs::File::open(&attachment.netns)
-                .map_err(system("open", attachment.netns.display()))?;
+            let netns = fs::File::open(&attachment.netns).map_err(system("open", attachment.netns.display()))?;
             let sized = |builder: LinkMessageBuilder<LinkUnspec>| match bridge.mtu {
                 Some(mtu) => builder.mtu(mtu),
                 None => builder,
             };
             // In one message, since moving a link between namespaces takes tens of milliseconds. Neither end can be
             // up yet: a veth needs its peer for that.
-            let peer =
-                sized(LinkUnspec::new_with_name(&attachment.ifname).setns_by_fd(netns.as_raw_fd()))
-                    .build();
+            let peer = sized(LinkUnspec::new_with_name(&attachment.ifname).setns_by_fd(netns.as_raw_fd())).build();
             let mut pair = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
                 .name(name.clone())
                 .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
@@ -215,11 +181,7 @@ impl Plug {
                 .execute()
                 .await
                 .map_err(netlink("make link", &name))?;
-        } else if self
-            .host
-            .as_ref()
-            .is_some_and(|h| h.controller != Some(index))
-        {
+        } else if self.host.as_ref().is_some_and(|h| h.controller != Some(index)) {
             let port = LinkUnspec::new_with_name(&name).controller(index).build();
             handle
                 .link()
@@ -248,14 +210,7 @@ impl Plug {
 pub async fn unplug(instance: &str, uid: &str) -> Result<()> {
     let links = Links::here()?;
     match links.by_name(&host_link(instance, uid)).await? {
-        Some(link)
-            if link
-                .alias
-                .as_deref()
-                .is_none_or(|a| a == pod_mark(instance, uid)) =>
-        {
-            links.delete(&link).await
-        }
+        Some(link) if link.alias.as_deref().is_none_or(|a| a == pod_mark(instance, uid)) => links.delete(&link).await,
         _ => Ok(()),
     }
 }
@@ -264,12 +219,9 @@ pub async fn unplug(instance: &str, uid: &str) -> Result<()> {
 pub async fn list(instance: &str) -> Result<Vec<String>> {
     let prefix = format!("{}:", mark(instance));
     let links = Links::here()?.all().await?;
-    let uids = links.iter().filter_map(|l| {
-        l.alias
-            .as_deref()?
-            .strip_prefix(&prefix)
-            .map(str::to_string)
-    });
+    let uids = links
+        .iter()
+        .filter_map(|l| l.alias.as_deref()?.strip_prefix(&prefix).map(str::to_string));
     Ok(uids.collect())
 }
 

@@ -57,13 +57,7 @@ pub struct Environment {
 
 impl Runner {
     /// Runs a plugin to its end; what it printed, `None` if nothing.
-    pub async fn run(
-        &self,
-        verb: Verb,
-        plugin: &str,
-        config: &Value,
-        env: &Environment,
-    ) -> Result<Option<Value>> {
+    pub async fn run(&self, verb: Verb, plugin: &str, config: &Value, env: &Environment) -> Result<Option<Value>> {
         let path = self.find(plugin)?;
         let odd = |why: String| Error::PluginOutput {
             plugin: plugin.into(),
@@ -85,9 +79,7 @@ impl Runner {
             command
                 .env("CNI_CONTAINERID", &env.container_id)
                 .env("CNI_NETNS", &env.netns);
-            command
-                .env("CNI_IFNAME", &env.ifname)
-                .env("CNI_ARGS", &env.args);
+            command.env("CNI_IFNAME", &env.ifname).env("CNI_ARGS", &env.args);
         }
         let mut child = command
             .spawn()
@@ -134,14 +126,9 @@ impl Runner {
 }
 
 /// Feeds a plugin and hears it out. Its end counts, not that of its output, which a process it leaves behind may hold.
-async fn talk(
-    child: &mut Child,
-    input: &[u8],
-    limit: Duration,
-) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+async fn talk(child: &mut Child, input: &[u8], limit: Duration) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
     let deadline = Instant::now() + limit;
-    let (mut stdin, stdout, stderr) =
-        (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (mut stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let write = async {
         // A plugin that does not read its input is its own affair.
@@ -202,32 +189,18 @@ async fn collect(
 fn kill(group: Option<u32>) {
     if let Some(group) = group.and_then(|id| i32::try_from(id).ok()) {
         // The child is not reaped yet, so its id is still its own.
-        let _ = nix::sys::signal::killpg(
-            nix::unistd::Pid::from_raw(group),
-            nix::sys::signal::Signal::SIGKILL,
-        );
+        let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(group), nix::sys::signal::Signal::SIGKILL);
     }
 }
 
 /// A plugin's error is JSON on its standard output: code, msg, details.
 fn failure(plugin: &str, verb: Verb, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Error {
     let error: Value = serde_json::from_slice(stdout).unwrap_or_default();
-    let field = |name: &str| {
-        error
-            .get(name)
-            .and_then(Value::as_str)
-            .unwrap_or("")
-            .trim()
-            .to_string()
-    };
+    let field = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or("").trim().to_string();
     let code = error.get("code").and_then(Value::as_u64).unwrap_or(0);
     let mut parts = vec![field("msg"), field("details")];
     if parts[0].is_empty() {
-        let heard = if stderr.trim_ascii().is_empty() {
-            stdout
-        } else {
-            stderr
-        };
+        let heard = if stderr.trim_ascii().is_empty() { stdout } else { stderr };
         let tail = String::from_utf8_lossy(&heard[heard.len().saturating_sub(1024)..]);
         parts = vec![status.to_string(), tail.trim().to_string()];
     }

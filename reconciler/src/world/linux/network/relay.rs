@@ -33,9 +33,7 @@ pub async fn tcp(listener: TcpListener, pod: SocketAddr) {
             Ok((mut client, from)) if from.ip().to_canonical().is_loopback() => {
                 connections.spawn(async move {
                     let _place = place;
-                    if let Ok(Ok(mut server)) =
-                        tokio::time::timeout(CONNECT, TcpStream::connect(pod)).await
-                    {
+                    if let Ok(Ok(mut server)) = tokio::time::timeout(CONNECT, TcpStream::connect(pod)).await {
                         let _ = copy_bidirectional(&mut client, &mut server).await;
                     }
                 });

@@ -59,9 +59,7 @@ fn harm(payload: NetlinkPayload<RouteNetlinkMessage>, bridge: &str, prefix: &str
         }
     };
     match payload {
-        NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(message)) => {
-            harmed(link(message))
-        }
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(message)) => harmed(link(message)),
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => {
             let link = link(message);
             let whole = link.up && (link.controller.is_some() || link.name == bridge);

@@ -23,15 +23,9 @@ fn every_way_to_a_pod() {
         let is = |answer: &str| Ok(answer.to_string());
         // The host to the pod.
         let gateway = attachment.gateways[0];
-        assert_eq!(
-            ask(None, &format!("{v4}:80")).await,
-            is(&format!("web {gateway}"))
-        );
+        assert_eq!(ask(None, &format!("{v4}:80")).await, is(&format!("web {gateway}")));
         let gateway6 = attachment.gateways[1];
-        assert_eq!(
-            ask(None, &format!("[{v6}]:80")).await,
-            is(&format!("web {gateway6}"))
-        );
+        assert_eq!(ask(None, &format!("[{v6}]:80")).await, is(&format!("web {gateway6}")));
         // Pod to pod, addresses kept.
         let pod = Some(client.netns.as_path());
         assert_eq!(
@@ -45,41 +39,21 @@ fn every_way_to_a_pod() {
         // The host port from the host itself, by every address.
         assert_eq!(ask(None, "192.0.2.1:8080").await, is("web 192.0.2.1"));
         assert_eq!(ask(None, "[2001:db8::1]:8080").await, is("web 2001:db8::1"));
-        assert_eq!(
-            ask(None, "127.0.0.1:8080").await,
-            is(&format!("web {gateway}"))
-        );
-        assert_eq!(
-            ask(None, "127.0.0.5:8080").await,
-            is(&format!("web {gateway}"))
-        );
-        assert_eq!(
-            ask(None, "[::1]:8080").await,
-            is(&format!("web {gateway6}"))
-        );
+        assert_eq!(ask(None, "127.0.0.1:8080").await, is(&format!("web {gateway}")));
+        assert_eq!(ask(None, "127.0.0.5:8080").await, is(&format!("web {gateway}")));
+        assert_eq!(ask(None, "[::1]:8080").await, is(&format!("web {gateway6}")));
         // From outside, source kept.
         let outside = Some(outside.as_path());
         assert_eq!(ask(outside, "192.0.2.1:8080").await, is("web 192.0.2.2"));
-        assert_eq!(
-            ask(outside, "[2001:db8::1]:8080").await,
-            is("web 2001:db8::2")
-        );
+        assert_eq!(ask(outside, "[2001:db8::1]:8080").await, is("web 2001:db8::2"));
         // From pods, the served one too.
         for pod in [&client, &web] {
             let pod = Some(pod.netns.as_path());
             assert!(ask(pod, "192.0.2.1:8080").await.unwrap().starts_with("web"));
-            assert!(
-                ask(pod, "[2001:db8::1]:8080")
-                    .await
-                    .unwrap()
-                    .starts_with("web")
-            );
+            assert!(ask(pod, "[2001:db8::1]:8080").await.unwrap().starts_with("web"));
             // To the world, under the host's address.
             assert_eq!(ask(pod, "192.0.2.2:80").await, is("outside 192.0.2.1"));
-            assert_eq!(
-                ask(pod, "[2001:db8::2]:80").await,
-                is("outside 2001:db8::1")
-            );
+            assert_eq!(ask(pod, "[2001:db8::2]:80").await, is("outside 2001:db8::1"));
         }
         assert!(ask(None, "127.0.0.1:8081").await.is_err());
     });
@@ -92,9 +66,7 @@ fn a_pod_does_not_reach_the_hosts_loopback() {
         let network = root.start().await;
         let pod = root.pod("pod", &[]);
         let attachment = network.ensure(&pod).await.unwrap();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:5000")
-            .await
-            .unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:5000").await.unwrap();
         let accepted = tokio::spawn(async move { listener.accept().await });
         // The pod sends 127.0.0.1 out of eth0, to the bridge.
         let prepare = || {
@@ -141,16 +113,10 @@ fn udp_follows_the_port_to_another_pod() {
             );
             let local = std::net::UdpSocket::bind("[::1]:0").unwrap();
             assert!(
-                ask_udp(&local, "[::1]:5300")
-                    .await
-                    .unwrap()
-                    .starts_with(name),
+                ask_udp(&local, "[::1]:5300").await.unwrap().starts_with(name),
                 "by the relay"
             );
-            network
-                .remove(&pod.uid, &pod.dir, Some(&pod.netns))
-                .await
-                .unwrap();
+            network.remove(&pod.uid, &pod.dir, Some(&pod.netns)).await.unwrap();
             // The pod still runs and still answers; only the port has left it.
         }
     });
@@ -219,10 +185,7 @@ fn a_port_is_given_once() {
             .await
             .unwrap();
         network.ensure(&late).await.unwrap();
-        network
-            .remove(&late.uid, &late.dir, Some(&late.netns))
-            .await
-            .unwrap();
+        network.remove(&late.uid, &late.dir, Some(&late.netns)).await.unwrap();
         other.ensure(&foreign).await.unwrap();
     });
 }
@@ -236,16 +199,10 @@ fn two_instances_side_by_side() {
         // At the same time, so that only the lock keeps their networks apart.
         let (of_a, of_b) = tokio::join!(network_a.ensure(&pod_a), network_b.ensure(&pod_b));
         let (of_a, of_b) = (of_a.unwrap(), of_b.unwrap());
-        assert!(
-            !of_a.addresses[0].overlaps(of_b.addresses[0]),
-            "{of_a:?} {of_b:?}"
-        );
+        assert!(!of_a.addresses[0].overlaps(of_b.addresses[0]), "{of_a:?} {of_b:?}");
         serve(Some(&pod_a.netns), 80, "a").await;
         serve(Some(&pod_b.netns), 80, "b").await;
-        assert_eq!(
-            network_a.list().await.unwrap(),
-            std::slice::from_ref(&pod_a.uid)
-        );
+        assert_eq!(network_a.list().await.unwrap(), std::slice::from_ref(&pod_a.uid));
         network_a
             .remove(&pod_a.uid, &pod_a.dir, Some(&pod_a.netns))
             .await
@@ -254,12 +211,7 @@ fn two_instances_side_by_side() {
         network_a.sweep_node().await.unwrap();
         // The other goes on.
         attached(network_b.observe(&pod_b).await.unwrap());
-        assert!(
-            ask(Some(&outside), "192.0.2.1:8081")
-                .await
-                .unwrap()
-                .starts_with("b")
-        );
+        assert!(ask(Some(&outside), "192.0.2.1:8081").await.unwrap().starts_with("b"));
         assert!(ask(Some(&outside), "192.0.2.1:8080").await.is_err());
     });
 }
@@ -298,10 +250,7 @@ fn twenty_at_once() {
             times.push(begun.elapsed());
         }
         times.sort();
-        println!(
-            "one at a time with a port: median {:?}, min {:?}",
-            times[10], times[0]
-        );
+        println!("one at a time with a port: median {:?}, min {:?}", times[10], times[0]);
     });
 }
 
@@ -319,17 +268,11 @@ fn a_port_is_free_at_once() {
             let pod = root.pod(name, &ports);
             network.ensure(&pod).await.unwrap();
             let sctp = table(&root).elements().unwrap().unwrap();
-            assert_eq!(
-                sctp.iter().filter(|e| e.protocol == Protocol::Sctp).count(),
-                2
-            );
+            assert_eq!(sctp.iter().filter(|e| e.protocol == Protocol::Sctp).count(), 2);
             serve(Some(&pod.netns), 80, name).await;
             // The relay closes first and leaves its end of the connection in TIME_WAIT.
             assert!(ask(None, "[::1]:8080").await.unwrap().starts_with(name));
-            network
-                .remove(&pod.uid, &pod.dir, Some(&pod.netns))
-                .await
-                .unwrap();
+            network.remove(&pod.uid, &pod.dir, Some(&pod.netns)).await.unwrap();
             netns::remove(&pod.netns).unwrap();
         }
     });
@@ -355,10 +298,7 @@ fn a_small_network_is_used_up_and_given_back() {
         assert_eq!(four(&attachment).to_string(), "10.200.0.4");
         root.config.pod_cidr4 = Some("fd00::/64".parse().unwrap());
         assert!(matches!(
-            Network::new(root.config.clone())
-                .unwrap()
-                .ensure(&pods[2])
-                .await,
+            Network::new(root.config.clone()).unwrap().ensure(&pods[2]).await,
             Err(Error::PodCidr(_))
         ));
     });
@@ -373,15 +313,9 @@ fn a_pod_may_refuse_ipv6() {
         let off = || std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
         within(Some(&pod.netns), off).await;
         let attachment = network.ensure(&pod).await.unwrap();
-        assert_eq!(
-            (attachment.addresses.len(), attachment.gateways.len()),
-            (1, 1)
-        );
+        assert_eq!((attachment.addresses.len(), attachment.gateways.len()), (1, 1));
         assert_eq!(attached(network.observe(&pod).await.unwrap()), attachment);
-        let listener = within(Some(&pod.netns), || {
-            std::net::TcpListener::bind("0.0.0.0:80").unwrap()
-        })
-        .await;
+        let listener = within(Some(&pod.netns), || std::net::TcpListener::bind("0.0.0.0:80").unwrap()).await;
         let client = tokio::spawn(async { ask(None, "[::1]:8080").await });
         let accepted = tokio::task::spawn_blocking(move || {
             let (mut stream, from) = listener.accept().unwrap();

@@ -37,11 +37,7 @@ impl Fake {
             .map(|p| json!({"type": p, "capabilities": {"portMappings": *p == "b", "dns": false}}))
             .collect();
         let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": chain});
-        fs::write(
-            root.config.cni_conf_dir.join("10-net.conflist"),
-            list.to_string(),
-        )
-        .unwrap();
+        fs::write(root.config.cni_conf_dir.join("10-net.conflist"), list.to_string()).unwrap();
         fs::write(top.join("result"), RESULT).unwrap();
         let fake = Fake { root, top };
         plugins.iter().for_each(|p| fake.install(p));
@@ -79,8 +75,7 @@ impl Fake {
     }
 
     fn input(&self, plugin: &str, verb: &str) -> Value {
-        serde_json::from_slice(&fs::read(self.top.join(format!("{plugin}.{verb}.json"))).unwrap())
-            .unwrap()
+        serde_json::from_slice(&fs::read(self.top.join(format!("{plugin}.{verb}.json"))).unwrap()).unwrap()
     }
 
     /// A pod that has the interface the plugins only speak of.
@@ -91,19 +86,10 @@ impl Fake {
         };
         let inside = Links::inside(&pod.netns, || Ok(())).await.unwrap();
         let stand_in = rtnetlink::LinkBridge::new("eth0").up().build();
-        inside
-            .handle()
-            .link()
-            .add(stand_in)
-            .execute()
-            .await
-            .unwrap();
+        inside.handle().link().add(stand_in).execute().await.unwrap();
         let eth0 = inside.by_name("eth0").await.unwrap().unwrap();
         for address in ["10.9.0.5/24", "fd09::5/64"] {
-            inside
-                .add_address(eth0.index, address.parse().unwrap())
-                .await
-                .unwrap();
+            inside.add_address(eth0.index, address.parse().unwrap()).await.unwrap();
         }
         pod
     }
@@ -122,24 +108,17 @@ fn a_chain_forth_and_back() {
         assert_eq!(attachment.ips().0.unwrap().to_string(), "10.9.0.5");
         let env = fs::read_to_string(fake.top.join("a.env")).unwrap();
         let bin = fake.root.config.cni_bin_dirs[0].display();
-        let (uid, args) = (
-            &pod.uid,
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod",
-        );
+        let (uid, args) = (&pod.uid, "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod");
         assert_eq!(
             env.trim(),
             format!("{uid} eth0 {args};K8S_POD_INFRA_CONTAINER_ID={uid};K8S_POD_UID=uid-pod {bin}")
         );
         let (a, b) = (fake.input("a", "ADD"), fake.input("b", "ADD"));
-        assert_eq!(
-            (&a["name"], &a["cniVersion"]),
-            (&json!("net"), &json!("1.0.0"))
-        );
+        assert_eq!((&a["name"], &a["cniVersion"]), (&json!("net"), &json!("1.0.0")));
         assert_eq!((a.get("prevResult"), a.get("runtimeConfig")), (None, None));
         let result: Value = serde_json::from_str(RESULT).unwrap();
         assert_eq!(b["prevResult"], result);
-        let mapping =
-            json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""});
+        let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""});
         assert_eq!(
             b["runtimeConfig"],
             json!({"portMappings": [mapping]}),
@@ -147,25 +126,16 @@ fn a_chain_forth_and_back() {
         );
         // Again: kept, nothing run. Nor by a new daemon.
         assert_eq!(network.ensure(&pod).await.unwrap(), attachment);
-        assert_eq!(
-            fake.root.start().await.ensure(&pod).await.unwrap(),
-            attachment
-        );
+        assert_eq!(fake.root.start().await.ensure(&pod).await.unwrap(), attachment);
         assert_eq!(attached(network.observe(&pod).await.unwrap()), attachment);
         assert!(fake.journal().is_empty());
         // Back, by the stored configuration.
         fs::remove_dir_all(&fake.root.config.cni_conf_dir).unwrap();
-        network
-            .remove(&pod.uid, &pod.dir, Some(&pod.netns))
-            .await
-            .unwrap();
+        network.remove(&pod.uid, &pod.dir, Some(&pod.netns)).await.unwrap();
         assert_eq!(fake.journal(), ["DEL c", "DEL b", "DEL a"]);
         assert_eq!(fake.input("a", "DEL")["prevResult"], result);
         assert!(fake.input("b", "DEL")["runtimeConfig"].is_object());
-        network
-            .remove(&pod.uid, &pod.dir, Some(&pod.netns))
-            .await
-            .unwrap();
+        network.remove(&pod.uid, &pod.dir, Some(&pod.netns)).await.unwrap();
         assert!(fake.journal().is_empty());
         assert_eq!(network.observe(&pod).await.unwrap(), State::Absent);
     });
@@ -187,22 +157,13 @@ fn a_failed_add_is_taken_back() {
             error.to_string(),
             "CNI plugin b ADD failed (code 11): try later: the pool is empty"
         );
-        assert_eq!(
-            fake.journal(),
-            ["ADD a", "ADD b", "DEL c", "DEL b", "DEL a"]
-        );
+        assert_eq!(fake.journal(), ["ADD a", "ADD b", "DEL c", "DEL b", "DEL a"]);
         assert_eq!(network.observe(&pod).await.unwrap(), State::Absent);
         // If taking back fails as well, the attachment stays, and the next try begins with it.
         fake.behave("c", "DEL", "echo broken >&2; exit 3");
         assert!(network.ensure(&pod).await.is_err());
-        assert_eq!(
-            fake.journal(),
-            ["ADD a", "ADD b", "DEL c", "DEL b", "DEL a"]
-        );
-        assert!(matches!(
-            network.observe(&pod).await.unwrap(),
-            State::Partial(_)
-        ));
+        assert_eq!(fake.journal(), ["ADD a", "ADD b", "DEL c", "DEL b", "DEL a"]);
+        assert!(matches!(network.observe(&pod).await.unwrap(), State::Partial(_)));
         let error = network.ensure(&pod).await.unwrap_err().to_string();
         assert!(
             error.contains("CNI plugin c DEL") && error.contains("broken"),
@@ -212,10 +173,7 @@ fn a_failed_add_is_taken_back() {
         fake.good("b", "ADD");
         fake.good("c", "DEL");
         network.ensure(&pod).await.unwrap();
-        assert_eq!(
-            fake.journal(),
-            ["DEL c", "DEL b", "DEL a", "ADD a", "ADD b", "ADD c"]
-        );
+        assert_eq!(fake.journal(), ["DEL c", "DEL b", "DEL a", "ADD a", "ADD b", "ADD c"]);
     });
 }
 
@@ -231,11 +189,7 @@ fn odd_plugins_are_bounded() {
             let error = network.ensure(&pod).await.unwrap_err().to_string();
             assert!(error.contains(words), "{script}: {error}");
         };
-        fails(
-            "sleep 1000 & echo $! > \"$top/sleeper\"; wait",
-            "did not end",
-        )
-        .await;
+        fails("sleep 1000 & echo $! > \"$top/sleeper\"; wait", "did not end").await;
         fails("cat /dev/zero", "more than 1048576 bytes").await;
         fails("cat /dev/zero >&2", "did not end").await;
         fails("echo no JSON; exit 0", "not JSON").await;
@@ -255,11 +209,7 @@ fn odd_plugins_are_bounded() {
             .trim()
             .parse()
             .unwrap();
-        nix::sys::signal::kill(
-            nix::unistd::Pid::from_raw(sleeper),
-            nix::sys::signal::SIGKILL,
-        )
-        .unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(sleeper), nix::sys::signal::SIGKILL).unwrap();
     });
 }
 
@@ -272,10 +222,7 @@ fn nothing_configured() {
         fs::write(&conf, "{").unwrap();
         let network = fake.root.start().await;
         let ready = network.ready();
-        assert!(
-            !ready.ok && ready.message.contains("10-net.conflist"),
-            "{ready:?}"
-        );
+        assert!(!ready.ok && ready.message.contains("10-net.conflist"), "{ready:?}");
         assert_eq!(ready.reason, "NetworkPluginNotReady");
         let pod = fake.pod("pod").await;
         let error = network.ensure(&pod).await.unwrap_err();
@@ -290,10 +237,7 @@ fn nothing_configured() {
         assert_eq!(network.ensure(&mine).await.unwrap(), bridged);
         network.ensure(&pod).await.unwrap();
         assert_eq!(fake.journal(), ["ADD a"]);
-        assert_eq!(
-            network.list().await.unwrap(),
-            [mine.uid.clone(), pod.uid.clone()]
-        );
+        assert_eq!(network.list().await.unwrap(), [mine.uid.clone(), pod.uid.clone()]);
         // A plugin that is not there is named, with where it was looked for.
         fs::remove_file(fake.root.config.cni_bin_dirs[0].join("a")).unwrap();
         let late = fake.pod("late").await;
@@ -322,14 +266,9 @@ fn a_debt_is_paid_once() {
             .unwrap_err()
             .to_string();
         assert!(error.contains("plugin a: not found"), "{error}");
-        assert_eq!(
-            fake.full_journal(),
-            [format!("DEL b netns={}", pod.netns.display())]
-        );
+        assert_eq!(fake.full_journal(), [format!("DEL b netns={}", pod.netns.display())]);
         netns::remove(&pod.netns).unwrap();
-        assert!(
-            matches!(network.observe(&pod).await.unwrap(), State::Drifted(why) if why.contains("is gone"))
-        );
+        assert!(matches!(network.observe(&pod).await.unwrap(), State::Drifted(why) if why.contains("is gone")));
         fake.install("a");
         network.detach(&attachment, Some(&pod.netns)).await.unwrap();
         assert_eq!(fake.full_journal(), ["DEL b netns=", "DEL a netns="]);
@@ -355,20 +294,14 @@ fn halves_and_reboots_are_done_again() {
         };
         for half in [begun, old] {
             half.write(&pod.dir).unwrap();
-            assert!(matches!(
-                network.observe(&pod).await.unwrap(),
-                State::Partial(_)
-            ));
+            assert!(matches!(network.observe(&pod).await.unwrap(), State::Partial(_)));
             assert_eq!(network.ensure(&pod).await.unwrap(), whole);
             assert_eq!(fake.journal(), ["DEL a", "ADD a"]);
         }
         // Gone from the interface: seen, named, given anew.
         let inside = Links::inside(&pod.netns, || Ok(())).await.unwrap();
         let eth0 = inside.by_name("eth0").await.unwrap().unwrap();
-        inside
-            .delete_address(eth0.index, whole.addresses[0])
-            .await
-            .unwrap();
+        inside.delete_address(eth0.index, whole.addresses[0]).await.unwrap();
         assert_eq!(
             network.observe(&pod).await.unwrap(),
             State::Drifted("eth0 lacks 10.9.0.5/24".into())
@@ -384,17 +317,10 @@ fn status_of_the_plugins() {
         let new = fs::read_to_string(&conf).unwrap().replace("1.0.0", "1.1.0");
         fs::write(&conf, new).unwrap();
         let network = fake.root.start().await;
-        fake.behave(
-            "a",
-            "STATUS",
-            r#"echo '{"code":50,"msg":"not available"}'; exit 1"#,
-        );
+        fake.behave("a", "STATUS", r#"echo '{"code":50,"msg":"not available"}'; exit 1"#);
         network.probe().await;
         let ready = network.ready();
-        assert!(
-            !ready.ok && ready.message.contains("not available"),
-            "{ready:?}"
-        );
+        assert!(!ready.ok && ready.message.contains("not available"), "{ready:?}");
         fake.good("a", "STATUS");
         network.probe().await;
         assert!(network.ready().ok);
@@ -408,8 +334,8 @@ fn real_plugins() {
     if !bin.join("bridge").exists() {
         return eprintln!("skipped: no CNI plugins in {}", bin.display());
     }
-    let portmap = std::env::var_os("PATH")
-        .is_some_and(|p| std::env::split_paths(&p).any(|d| d.join("iptables").exists()));
+    let portmap =
+        std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join("iptables").exists()));
     on_a_host(move |outside| async move {
         let mut root = Root::new(Mode::Cni);
         root.config.cni_bin_dirs = vec![bin.to_owned()];
@@ -419,20 +345,13 @@ fn real_plugins() {
             "type": "host-local", "dataDir": leases, "ranges": ranges,
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
         });
-        let bridge =
-            json!({"type": "bridge", "bridge": "cnitest0", "isGateway": true, "ipam": ipam});
+        let bridge = json!({"type": "bridge", "bridge": "cnitest0", "isGateway": true, "ipam": ipam});
         let mut plugins = vec![bridge];
         if portmap {
-            plugins.push(
-                json!({"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}),
-            );
+            plugins.push(json!({"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}));
         }
         let list = json!({"cniVersion": "1.0.0", "name": "real", "plugins": plugins});
-        fs::write(
-            root.config.cni_conf_dir.join("10-real.conflist"),
-            list.to_string(),
-        )
-        .unwrap();
+        fs::write(root.config.cni_conf_dir.join("10-real.conflist"), list.to_string()).unwrap();
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
         let network = root.start().await;
         let pod = root.pod("pod", &[tcp(8080, 80)]);
@@ -453,23 +372,14 @@ fn real_plugins() {
                 .starts_with("pod")
         );
         if portmap {
-            assert!(
-                ask(Some(&outside), "192.0.2.1:8080")
-                    .await
-                    .unwrap()
-                    .starts_with("pod")
-            );
+            assert!(ask(Some(&outside), "192.0.2.1:8080").await.unwrap().starts_with("pod"));
         }
         // More pods than the five addresses there are, one after the other, the namespace gone before DEL.
         let leased = || {
             fs::read_dir(leases.join("real"))
                 .unwrap()
                 .flatten()
-                .filter(|e| {
-                    e.file_name()
-                        .to_str()
-                        .is_some_and(|n| n.starts_with("10.77."))
-                })
+                .filter(|e| e.file_name().to_str().is_some_and(|n| n.starts_with("10.77.")))
                 .count()
         };
         for n in 0..6 {
@@ -483,10 +393,7 @@ fn real_plugins() {
                 .unwrap();
         }
         let begun = Instant::now();
-        network
-            .remove(&pod.uid, &pod.dir, Some(&pod.netns))
-            .await
-            .unwrap();
+        network.remove(&pod.uid, &pod.dir, Some(&pod.netns)).await.unwrap();
         println!("real plugins: DEL {:?}", begun.elapsed());
         assert_eq!(leased(), 0);
     });

@@ -68,9 +68,7 @@ impl Host {
         .unwrap();
         let links = Links::here().unwrap();
         let file = std::fs::File::open(&outside).unwrap();
-        let peer = LinkUnspec::new_with_name("up")
-            .setns_by_fd(file.as_raw_fd())
-            .build();
+        let peer = LinkUnspec::new_with_name("up").setns_by_fd(file.as_raw_fd()).build();
         let pair = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
             .name("uplink")
             .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
@@ -87,10 +85,7 @@ impl Host {
             for net in ["192.0.2.0/24", "2001:db8::/64"].map(|n| n.parse::<Cidr>().unwrap()) {
                 links.add_address(index, net.nth(own)).await.unwrap();
                 if name == "uplink" {
-                    links
-                        .add_default_route(index, net.nth(other).ip)
-                        .await
-                        .unwrap();
+                    links.add_default_route(index, net.nth(other).ip).await.unwrap();
                 }
             }
         }
@@ -170,10 +165,7 @@ fn tcp(host_port: u16, container_port: u16) -> PortMapping {
 }
 
 /// Runs something in a namespace, `None` is the host.
-async fn within<T: Send + 'static>(
-    netns: Option<&Path>,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
+async fn within<T: Send + 'static>(netns: Option<&Path>, work: impl FnOnce() -> T + Send + 'static) -> T {
     let netns = netns.map(Path::to_owned);
     let (send, done) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
@@ -187,10 +179,7 @@ async fn within<T: Send + 'static>(
 
 /// A server that tells each client `name` and the address it is seen under. It ends with the test.
 async fn serve(netns: Option<&Path>, port: u16, name: &'static str) {
-    let listener = within(netns, move || {
-        std::net::TcpListener::bind(("::", port)).unwrap()
-    })
-    .await;
+    let listener = within(netns, move || std::net::TcpListener::bind(("::", port)).unwrap()).await;
     listener.set_nonblocking(true).unwrap();
     let listener = tokio::net::TcpListener::from_std(listener).unwrap();
     tokio::spawn(async move {
@@ -205,20 +194,14 @@ async fn serve(netns: Option<&Path>, port: u16, name: &'static str) {
 
 /// The same for datagrams.
 async fn serve_udp(netns: Option<&Path>, port: u16, name: &'static str) {
-    let socket = within(netns, move || {
-        std::net::UdpSocket::bind(("::", port)).unwrap()
-    })
-    .await;
+    let socket = within(netns, move || std::net::UdpSocket::bind(("::", port)).unwrap()).await;
     socket.set_nonblocking(true).unwrap();
     let socket = tokio::net::UdpSocket::from_std(socket).unwrap();
     tokio::spawn(async move {
         let mut buffer = [0; 1500];
         while let Ok((_, from)) = socket.recv_from(&mut buffer).await {
             let _ = socket
-                .send_to(
-                    format!("{name} {}", from.ip().to_canonical()).as_bytes(),
-                    from,
-                )
+                .send_to(format!("{name} {}", from.ip().to_canonical()).as_bytes(), from)
                 .await;
         }
     });
@@ -281,10 +264,7 @@ fn six(attachment: &Attachment) -> IpAddr {
 
 /// The instance's table, to look at or to harm.
 fn table(root: &Root) -> nft::Table {
-    let pods = vec![
-        "10.88.0.0/16".parse().unwrap(),
-        "fd00::/64".parse().unwrap(),
-    ];
+    let pods = vec!["10.88.0.0/16".parse().unwrap(), "fd00::/64".parse().unwrap()];
     let instance = &root.config.instance;
     nft::Table {
         name: nft::Table::name_of(instance),

@@ -12,16 +12,11 @@ async fn facts(root: &Root, pod: &Want) -> String {
     let mut all = String::new();
     for links in [&links, &inside] {
         for link in links.all().await.unwrap() {
-            all += &format!(
-                "{link:?} {:?}\n",
-                links.addresses(link.index).await.unwrap()
-            );
+            all += &format!("{link:?} {:?}\n", links.addresses(link.index).await.unwrap());
         }
         // The kernel itself adds link-local, multicast and local IPv6 routes a while after a link is up.
         let mut routes = links.destinations().await.unwrap();
-        routes.retain(|(to, _)| {
-            to.ip.is_ipv4() || to.prefix == 64 && !to.to_string().starts_with("fe80")
-        });
+        routes.retain(|(to, _)| to.ip.is_ipv4() || to.prefix == 64 && !to.to_string().starts_with("fe80"));
         all += &format!("{:?} {routes:?}\n", links.gateways().await.unwrap());
     }
     let mut elements = table(root).elements().unwrap().unwrap();
@@ -65,10 +60,7 @@ fn a_new_daemon_serves_the_old_ports() {
         assert!(ask(None, "[::1]:8080").await.is_ok());
         assert!(std::net::TcpListener::bind("0.0.0.0:8080").is_err());
         // What the new daemon removes is gone, though the old one made it.
-        network
-            .remove(&pod.uid, &pod.dir, Some(&pod.netns))
-            .await
-            .unwrap();
+        network.remove(&pod.uid, &pod.dir, Some(&pod.netns)).await.unwrap();
         assert!(ask(Some(&outside), "192.0.2.1:8080").await.is_err());
         assert_eq!(table(&root).elements().unwrap(), Some(Vec::new()));
     });
@@ -166,10 +158,7 @@ fn drift_is_seen_and_restored() {
                         .await
                         .unwrap();
                 }
-                "address" => inside
-                    .delete_address(eth0.index, whole.addresses[1])
-                    .await
-                    .unwrap(),
+                "address" => inside.delete_address(eth0.index, whole.addresses[1]).await.unwrap(),
                 "eth0 down" => {
                     let down = LinkUnspec::new_with_index(eth0.index).down().build();
                     inside.handle().link().change(down).execute().await.unwrap();
@@ -187,11 +176,7 @@ fn drift_is_seen_and_restored() {
                 other => panic!("{harm}: {other:?}"),
             }
             assert_eq!(network.ensure(&pod).await.unwrap(), whole, "{harm}");
-            assert_eq!(
-                attached(network.observe(&pod).await.unwrap()),
-                whole,
-                "{harm}"
-            );
+            assert_eq!(attached(network.observe(&pod).await.unwrap()), whole, "{harm}");
             let answer = ask(None, "127.0.0.1:8080").await;
             assert!(answer.is_ok(), "{harm}: {answer:?}");
         }
@@ -221,10 +206,7 @@ fn harm_is_noticed_as_it_happens() {
         let name = plug::host_link(&root.config.instance, &pods[1].uid);
         let down = LinkUnspec::new_with_name(&name).down().build();
         links.handle().link().change(down).execute().await.unwrap();
-        assert_eq!(
-            drift.recv().await,
-            Some(Drift::Sandbox(pods[1].uid.clone()))
-        );
+        assert_eq!(drift.recv().await, Some(Drift::Sandbox(pods[1].uid.clone())));
         network.ensure(&pods[1]).await.unwrap();
         netns::remove(&pods[0].netns).unwrap();
         while drift.recv().await != Some(Drift::Sandbox(pods[0].uid.clone())) {}
@@ -251,10 +233,7 @@ fn removal_leaves_nothing() {
         for pod in &pods {
             // Twice, and once more when even the namespace is gone.
             for _ in 0..2 {
-                network
-                    .remove(&pod.uid, &pod.dir, Some(&pod.netns))
-                    .await
-                    .unwrap();
+                network.remove(&pod.uid, &pod.dir, Some(&pod.netns)).await.unwrap();
             }
             netns::remove(&pod.netns).unwrap();
             network.remove(&pod.uid, &pod.dir, None).await.unwrap();
@@ -265,8 +244,7 @@ fn removal_leaves_nothing() {
         assert_eq!(settled_links(before.len()).await, before);
         assert_eq!(network.list().await.unwrap(), Vec::<String>::new());
         assert_eq!(table(&root).elements().unwrap(), None);
-        let left =
-            super::super::conntrack::forget_udp(|flow| flow.answers_from != flow.destination);
+        let left = super::super::conntrack::forget_udp(|flow| flow.answers_from != flow.destination);
         assert_eq!(left.unwrap(), 0);
         assert!(std::net::UdpSocket::bind("0.0.0.0:5300").is_ok());
         // And the next pod finds everything anew.
@@ -288,10 +266,7 @@ fn a_link_without_a_pin_is_swept() {
         netns::remove(&pod.netns).unwrap();
         std::fs::remove_dir_all(&pod.dir).unwrap();
         let network = root.start().await;
-        assert_eq!(
-            network.list().await.unwrap(),
-            std::slice::from_ref(&pod.uid)
-        );
+        assert_eq!(network.list().await.unwrap(), std::slice::from_ref(&pod.uid));
         network.remove(&pod.uid, &pod.dir, None).await.unwrap();
         assert_eq!(network.list().await.unwrap(), Vec::<String>::new());
     });
@@ -363,20 +338,14 @@ fn attachments_of_another_boot_hold_nothing() {
         .unwrap();
         netns::remove(&pod.netns).unwrap();
         let network = root.start().await;
-        assert!(matches!(
-            network.observe(&pod).await.unwrap(),
-            State::Partial(_)
-        ));
+        assert!(matches!(network.observe(&pod).await.unwrap(), State::Partial(_)));
         let next = root.pod("next", &[tcp(8080, 80)]);
         network.ensure(&next).await.unwrap();
         network.remove(&pod.uid, &pod.dir, None).await.unwrap();
         attached(network.observe(&next).await.unwrap());
         // Cut short by a power failure.
         std::fs::write(pod.dir.join(attachment::FILE), "").unwrap();
-        assert!(matches!(
-            network.observe(&pod).await.unwrap(),
-            State::Partial(_)
-        ));
+        assert!(matches!(network.observe(&pod).await.unwrap(), State::Partial(_)));
         network.remove(&pod.uid, &pod.dir, None).await.unwrap();
         assert_eq!(network.observe(&pod).await.unwrap(), State::Absent);
     });
