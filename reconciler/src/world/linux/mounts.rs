@@ -4,10 +4,12 @@
 //! their number nor odd characters in paths matter. Kernels before 6.5 lack `lowerdir+`: there mount(2) gets the layers
 //! as `/proc/self/fd/N`, which keeps the option string within its one page.
 
-use std::ffi::{CStr, CString, OsStr, OsString};
+mod table;
+
+use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -16,6 +18,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
 
 use super::content::{Error, Result, token};
+
+pub use table::{Mount, MountTable};
 
 /// Layers must not redirect look-ups (`redirect_dir`, `metacopy`) nor depend on what lay below before (`index`).
 const OPTIONS: [(&CStr, &CStr); 3] = [
@@ -417,81 +421,6 @@ pub fn mount_shm(target: &Path, size: u64) -> Result<()> {
         .map_err(Error::io("mount shared memory at", target.display()))
 }
 
-/// Every mount of this process's namespace, read once.
-#[derive(Clone, Debug, Default)]
-pub struct MountTable {
-    mounts: Vec<Mount>,
-}
-
-/// A line of mountinfo (proc_pid_mountinfo(5)).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    pub id: u64,
-    pub parent: u64,
-    pub target: PathBuf,
-    pub fs_type: String,
-}
-
-impl MountTable {
-    pub fn read() -> Result<MountTable> {
-        let path = "/proc/thread-self/mountinfo";
-        let text = fs::read(path).map_err(Error::io("read", path))?;
-        Ok(MountTable {
-            mounts: text.split(|b| *b == b'\n').filter_map(Mount::parse).collect(),
-        })
-    }
-
-    /// The topmost mount at `target`.
-    pub fn get(&self, target: &Path) -> Option<&Mount> {
-        self.mounts.iter().rev().find(|m| m.target == target)
-    }
-
-    /// Mounts at or below one of `prefixes`, latest first: the order to unmount them in.
-    pub fn ours<'a>(&'a self, prefixes: &'a [PathBuf]) -> impl Iterator<Item = &'a Mount> {
-        self.mounts
-            .iter()
-            .rev()
-            .filter(|m| prefixes.iter().any(|p| m.target.starts_with(p)))
-    }
-}
-
-impl Mount {
-    fn parse(line: &[u8]) -> Option<Mount> {
-        let mut fields = line.split(|b| *b == b' ');
-        let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
-        let (id, parent) = (number()?, number()?);
-        let target = unescape(fields.nth(2)?);
-        let fs_type = fields.skip_while(|f| *f != b"-").nth(1)?;
-        Some(Mount {
-            id,
-            parent,
-            target,
-            fs_type: String::from_utf8_lossy(fs_type).into_owned(),
-        })
-    }
-}
-
-/// Space, tab, newline and backslash are written as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut path = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        let octal = (byte == b'\\').then(|| tail.get(..3)).flatten();
-        match octal
-            .and_then(|d| std::str::from_utf8(d).ok())
-            .and_then(|d| u8::from_str_radix(d, 8).ok())
-        {
-            Some(value) => {
-                path.push(value);
-                rest = &tail[3..];
-            }
-            None => path.push(byte),
-        }
-    }
-    OsString::from_vec(path).into()
-}
-
 /// Whether overlay works on the file system of `root`, with device whiteouts and opaque marks; else why not, for a
 /// condition of the Node.
 pub fn probe(root: &Path) -> std::result::Result<(), String> {
@@ -524,178 +453,4 @@ fn try_overlay(dir: &Path) -> std::io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::world::linux::unpack::confined;
-    use std::os::fd::AsFd;
-
-    fn layers(root: &Path, count: usize) -> Vec<PathBuf> {
-        let layer = |i: usize| {
-            let dir = root.join(format!("layer:{i},{}", "x".repeat(200)));
-            fs::create_dir(&dir).unwrap();
-            fs::write(dir.join(format!("f{i}")), i.to_string()).unwrap();
-            fs::write(dir.join("who"), i.to_string()).unwrap();
-            dir
-        };
-        (0..count).map(layer).collect()
-    }
-
-    #[test]
-    fn many_layers_with_odd_and_long_names() {
-        let root = tempfile::tempdir().unwrap();
-        let lower = layers(root.path(), 130);
-        let at = |name: &str| root.path().join(name);
-        let target = at("target");
-        assert_eq!(observe(&target).unwrap(), None);
-        mount_rootfs(&lower, &at("upper"), &at("work"), &target).unwrap();
-        let first = observe(&target).unwrap().unwrap();
-        assert_eq!(first.kind, FsKind::Overlay);
-        mount_rootfs(&lower, &at("upper"), &at("work"), &target).unwrap();
-        assert_eq!(observe(&target).unwrap(), Some(first), "mounted once");
-        assert_eq!(fs::read_to_string(target.join("who")).unwrap(), "0");
-        assert_eq!(fs::read_to_string(target.join("f129")).unwrap(), "129");
-
-        let table = MountTable::read().unwrap();
-        let prefixes = [root.path().to_path_buf()];
-        assert_eq!(table.ours(&prefixes).map(|m| m.id).collect::<Vec<_>>(), [first.id]);
-        assert_eq!(table.get(&target).unwrap().fs_type, "overlay");
-
-        let held = fs::File::open(target.join("who")).unwrap();
-        match unmount(&target).unwrap_err() {
-            Error::Busy { holder, .. } => assert_eq!(holder, Some(std::process::id() as i32)),
-            other => panic!("{other}"),
-        }
-        drop(held);
-        unmount(&target).unwrap();
-        unmount(&target).unwrap();
-        unmount(&at("absent")).unwrap();
-        assert_eq!(observe(&target).unwrap(), None);
-        assert_eq!(fs::read_dir(at("upper")).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn the_way_of_older_kernels() {
-        let root = tempfile::tempdir().unwrap();
-        let lower = layers(root.path(), 130);
-        let target = root.path().join("target");
-        for dir in ["upper", "work", "target"] {
-            fs::create_dir(root.path().join(dir)).unwrap();
-        }
-        let upper = (&*root.path().join("upper"), &*root.path().join("work"));
-        mount_by_options(&lower, Some(upper), &target).unwrap();
-        assert_eq!(fs::read_to_string(target.join("f129")).unwrap(), "129");
-        unmount(&target).unwrap();
-        for view in [detached_by_options(&lower).unwrap(), detached(&lower).unwrap()] {
-            assert!(confined(view.as_fd(), b"f129", OFlag::O_RDONLY, false).is_ok());
-            let refused = nix::sys::stat::mkdirat(&view, "new", Mode::S_IRWXU);
-            assert_eq!(refused, Err(Errno::EROFS));
-        }
-        assert_eq!(
-            MountTable::read().unwrap().ours(&[root.path().to_path_buf()]).count(),
-            0
-        );
-    }
-
-    #[test]
-    fn owners_are_mapped_for_a_user_namespace() {
-        use std::io::{BufRead, BufReader};
-        use std::os::unix::fs::MetadataExt;
-        use std::process::{Command, Stdio};
-        let mut child = Command::new("unshare")
-            .args(["-U", "sh", "-c", "echo ready; exec cat"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        assert_eq!(line, "ready\n");
-        let proc = PathBuf::from(format!("/proc/{}", child.id()));
-        for map in ["uid_map", "gid_map"] {
-            fs::write(proc.join(map), "0 100000 65536").unwrap();
-        }
-        let userns = fs::File::open(proc.join("ns/user")).unwrap();
-        let root = tempfile::tempdir().unwrap();
-        let at = |name: &str| root.path().join(name);
-        let lower = layers(root.path(), 2);
-        std::os::unix::fs::chown(lower[1].join("f1"), Some(7), Some(8)).unwrap();
-        let mapping = Mapping {
-            userns: userns.as_fd(),
-            root: (100_000, 100_000),
-        };
-        fs::create_dir_all(at("mapped/5")).unwrap(); // left by a crash
-        for _ in 0..2 {
-            mount_rootfs_mapped(&lower, &at("upper"), &at("work"), &at("target"), mapping).unwrap();
-        }
-        drop(child.stdin.take());
-        child.wait().unwrap();
-        let owner = |name: &str| fs::metadata(at(name)).map(|m| (m.uid(), m.gid())).unwrap();
-        assert_eq!(owner("target"), (100_000, 100_000));
-        assert_eq!(owner("target/f0"), (100_000, 100_000));
-        assert_eq!(owner("target/f1"), (100_007, 100_008));
-        fs::write(at("target/f1"), "copied up").unwrap();
-        assert_eq!(owner("target/f1"), (100_007, 100_008));
-        assert_eq!(owner("upper/f1"), (100_007, 100_008));
-        assert_eq!(fs::metadata(lower[1].join("f1")).unwrap().uid(), 7);
-        assert_eq!(
-            MountTable::read().unwrap().ours(&[root.path().to_path_buf()]).count(),
-            1
-        );
-        assert!(!at("mapped").exists());
-        unmount(&at("target")).unwrap();
-    }
-
-    #[test]
-    fn no_layers_at_all() {
-        let root = tempfile::tempdir().unwrap();
-        let at = |name: &str| root.path().join(name);
-        mount_rootfs(&[], &at("upper"), &at("work"), &at("target")).unwrap();
-        fs::write(at("target/file"), "x").unwrap();
-        unmount(&at("target")).unwrap();
-        assert_eq!(fs::read(at("upper/file")).unwrap(), b"x");
-        let view = detached(&[]).unwrap();
-        assert_eq!(
-            confined(view.as_fd(), b"etc", OFlag::O_PATH, false).unwrap_err(),
-            Errno::ENOENT
-        );
-    }
-
-    #[test]
-    fn shared_memory() {
-        let root = tempfile::tempdir().unwrap();
-        let shm = root.path().join("shm");
-        mount_shm(&shm, 64 << 20).unwrap();
-        mount_shm(&shm, 64 << 20).unwrap();
-        use std::os::unix::fs::PermissionsExt;
-        assert_eq!(fs::metadata(&shm).unwrap().permissions().mode() & 0o7777, 0o1777);
-        let size = nix::sys::statvfs::statvfs(&shm).unwrap();
-        assert_eq!(size.blocks() * size.fragment_size(), 64 << 20);
-        unmount(&shm).unwrap();
-        assert_eq!(observe(&shm).unwrap(), None);
-    }
-
-    #[test]
-    fn table_lines() {
-        let line = br"36 35 98:0 /mnt1 /mnt\0402\134 rw,noatime master:1 - ext3 /dev/root rw";
-        let mount = Mount::parse(line).unwrap();
-        assert_eq!(
-            mount,
-            Mount {
-                id: 36,
-                parent: 35,
-                target: "/mnt 2\\".into(),
-                fs_type: "ext3".into()
-            }
-        );
-        assert_eq!(Mount::parse(b""), None);
-    }
-
-    #[test]
-    fn overlay_works_here() {
-        let root = tempfile::tempdir_in("/var/tmp").unwrap();
-        probe(root.path()).unwrap();
-        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
-    }
-}
+mod tests;
