@@ -428,8 +428,3 @@ async fn empty_trash(cx: Arc<Context>) {
         cx.world.trash.buried().await;
     }
 }
-
-/// The number of records of a kind, for messages.
-pub fn count<K: Kind>(cx: &Context) -> usize {
-    cx.store.list::<K>().len()
-}

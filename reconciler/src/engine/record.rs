@@ -7,9 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-use state::resource::API_VERSION;
-use state::{Kind, Meta, Object};
+use state::{Kind, Object};
 
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
@@ -27,24 +25,9 @@ pub trait Placed: Kind {
     fn state_dir(paths: &Paths, object: &Object<Self>) -> Option<PathBuf>;
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Copy<'a, S> {
-    api_version: &'a str,
-    kind: &'a str,
-    metadata: &'a Meta,
-    spec: &'a S,
-}
-
 /// The copy's text.
 pub fn text<K: Kind>(object: &Object<K>) -> Vec<u8> {
-    let copy = Copy {
-        api_version: API_VERSION,
-        kind: K::KIND,
-        metadata: &object.meta,
-        spec: &object.spec,
-    };
-    serde_json::to_vec(&copy).unwrap_or_default()
+    object.to_json().unwrap_or_default()
 }
 
 /// Writes a file under a temporary name and renames it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use state::{Kind, Object};
+use state::Object;
 
 use crate::engine::Context;
 use crate::engine::controller::Next;
@@ -49,17 +49,4 @@ pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Resu
         Some(e) => Err(e),
         None => Ok(Next::Await),
     }
-}
-
-/// The names of the stages of a kind, bottom first: for help texts and tests.
-pub fn stages<K: Staged>() -> Vec<&'static str> {
-    K::rungs()
-        .iter()
-        .flat_map(|rung| rung.iter().map(|stage| stage.name()))
-        .collect()
-}
-
-/// A kind's name in messages.
-pub fn kind<K: Kind>() -> &'static str {
-    K::KIND
 }

@@ -11,9 +11,14 @@ use crate::engine::record::replace;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
 use crate::world::Paths;
-use crate::world::linux::files::{is_mount_point, mount_shm, unmount};
+use crate::world::linux::files::{is_mount_point, unmount};
+use crate::world::linux::{images, mounts};
+use crate::world::paths::make_dir;
 
 pub struct Files;
+
+/// Size of a pod's /dev/shm, fixed by the CRI contract; the kubelet mounts a bigger volume itself where it is wanted.
+const SHM_BYTES: u64 = 64 << 20;
 
 /// Where a sandbox's files are.
 pub struct SandboxFiles {
@@ -92,7 +97,8 @@ impl Stage<SandboxKind> for Files {
             Some(dns) => Ok(resolv_conf(dns).into_bytes()),
         })?;
         if own_shm(object) {
-            mount_shm(&files.shm)?;
+            make_dir(&files.shm)?;
+            mounts::mount_shm(&files.shm, SHM_BYTES).map_err(images::failed("/dev/shm"))?;
         }
         Ok(())
     }
