@@ -20,10 +20,12 @@ fn count(trace: &str, calls: &[&str]) -> Vec<String> {
         })
     };
     let failed = |line: &str| line.contains(" = -1 ");
+    // The watermark is flushed once a second while there is something new, whatever the number of pods.
+    let lazy = |line: &str| line.contains("store.watermark");
     trace
         .lines()
         .filter(is)
-        .filter(|line| !failed(line))
+        .filter(|line| !failed(line) && !lazy(line))
         .map(str::to_owned)
         .collect()
 }
@@ -36,7 +38,7 @@ async fn three_processes_and_twelve_syncs_in_a_pods_life() -> Result<()> {
     let mut node = Node::new(Options::default())?;
     let file = node.path("trace");
     let trace = format!(
-        "strace -f -qq -o {} -e signal=none -e trace=execve,execveat,fsync,fdatasync,syncfs,sync",
+        "strace -f -y -qq -o {} -e signal=none -e trace=execve,execveat,fsync,fdatasync,syncfs,sync",
         file.display()
     );
     node = node.with(Options {

@@ -12,7 +12,7 @@ use state::node::NodeKind;
 use state::pod::PodKind;
 use state::sandbox::SandboxKind;
 use state::store::New;
-use state::{Kind, Meta, Store};
+use state::{Meta, Store};
 use tokio::task::JoinSet;
 
 use crate::engine::controller::{self, Controlled};

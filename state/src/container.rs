@@ -297,6 +297,9 @@ pub struct ContainerStatus {
     pub resources: Resources,
     /// The generated OCI runtime configuration's path.
     pub bundle: String,
+    /// Its text, for verbose info only.
+    #[serde(skip)]
+    pub runtime_spec: Option<std::sync::Arc<str>>,
 }
 
 impl Kind for ContainerKind {

@@ -46,6 +46,7 @@ pub(super) fn container(container: &Container) -> BTreeMap<String, String> {
         "runtimeOptions": Value::Null,
         "privileged": container.spec.security.privileged,
         "bundle": status.bundle,
+        "runtimeSpec": status.runtime_spec.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok()),
         "config": config(container),
         "conditions": status.conditions,
     }))

@@ -39,6 +39,8 @@ pub struct Have {
     annotations: BTreeMap<String, String>,
     #[serde(skip)]
     path: PathBuf,
+    #[serde(skip)]
+    text: String,
 }
 
 #[derive(Deserialize)]
@@ -62,7 +64,11 @@ impl Have {
         let Some(text) = read(&path)? else { return Ok(None) };
         let have = serde_json::from_slice::<Have>(&text).map_err(std::io::Error::other);
         let have = have.map_err(Error::io("read", &path))?;
-        Ok(Some(Have { path, ..have }))
+        Ok(Some(Have {
+            path,
+            text: String::from_utf8_lossy(&text).into_owned(),
+            ..have
+        }))
     }
 
     /// Effective stop signal, e.g. `SIGTERM`.
@@ -104,6 +110,7 @@ impl Stage<ContainerKind> for Bundle {
         });
         status.stop_signal = have.stop_signal().to_owned();
         status.bundle = have.path.display().to_string();
+        status.runtime_spec = Some(have.text.as_str().into());
     }
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {

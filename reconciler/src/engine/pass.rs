@@ -139,6 +139,10 @@ pub async fn run<K: Staged>(cx: &Context, object: &Object<K>, mode: Mode) -> Res
         walk.error = Some(Error::Pending(why.message));
     }
     let settled = lowered && built;
+    if walk.acted > 0 {
+        // What was done changed what the status is computed from.
+        facts = K::facts(cx, object).await?;
+    }
     let mut status = K::Status::default();
     for report in walk.reports {
         report(&mut status);

@@ -9,6 +9,7 @@ use reconciler::runtime::Options;
 use reconciler::world::linux::network::Mode;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::config;
 
@@ -118,6 +119,12 @@ impl Global {
     /// Starts logging to stderr; `level` is what suits the subcommand.
     pub fn log(&self, level: &str) -> Result<()> {
         let level = self.log_level.as_deref().unwrap_or(level);
+        // A lone word that is no level would be taken for a module's name, and nothing would be logged.
+        if !level.contains(['=', ',']) {
+            level
+                .parse::<LevelFilter>()
+                .with_context(|| format!("--log-level {level:?}"))?;
+        }
         let filter = EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
         tracing_subscriber::fmt()
             .with_env_filter(filter)

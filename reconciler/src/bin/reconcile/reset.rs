@@ -13,7 +13,7 @@ use futures::future::join_all;
 use nix::mount::{MntFlags, umount2};
 use reconciler::engine::Context;
 use reconciler::engine::sweep::{self, Orphan};
-use reconciler::runtime::{Runtime, count};
+use reconciler::runtime::Runtime;
 use reconciler::world::linux::trash::Trash;
 use state::debt::DebtKind;
 use state::pod::PodKind;
@@ -113,10 +113,10 @@ async fn tear_down(global: &Global) -> Result<()> {
     for orphan in &orphans {
         sweep::sweep(&cx, orphan).await?;
     }
-    if count::<DebtKind>(&cx) > 0 {
+    if cx.store.list::<DebtKind>().len() > 0 {
         eprintln!(
             "reconcile: {} network teardowns are still owed and now forgotten",
-            count::<DebtKind>(&cx)
+            cx.store.list::<DebtKind>().len()
         );
     }
     cx.world.network.sweep_node().await?;
