@@ -20,18 +20,21 @@ pub struct Shims {
     exe: PathBuf,
     cgroup: String,
     pods: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Client>>>>>,
-    /// Told the sandbox whose shim's connection ended.
-    gone: Mutex<Option<mpsc::UnboundedSender<String>>>,
+    /// Told the sandbox whose shim's connection ended; from the very first connection on.
+    gone: mpsc::UnboundedSender<String>,
+    deaths: Mutex<Option<mpsc::UnboundedReceiver<String>>>,
 }
 
 impl Shims {
     pub fn new(paths: Arc<Paths>, exe: PathBuf, cgroup: String) -> Shims {
+        let (gone, deaths) = mpsc::unbounded_channel();
         Shims {
             paths,
             exe,
             cgroup,
             pods: Mutex::default(),
-            gone: Mutex::default(),
+            gone,
+            deaths: Mutex::new(Some(deaths)),
         }
     }
 
@@ -40,11 +43,9 @@ impl Shims {
         &self.cgroup
     }
 
-    /// Sandboxes whose shim's connection ends from now on.
-    pub fn deaths(&self) -> mpsc::UnboundedReceiver<String> {
-        let (tx, rx) = mpsc::unbounded_channel();
-        *self.gone.lock().unwrap_or_else(PoisonError::into_inner) = Some(tx);
-        rx
+    /// Sandboxes whose shim's connection ended, since the first one was made. Only the first caller has them.
+    pub fn deaths(&self) -> Option<mpsc::UnboundedReceiver<String>> {
+        self.deaths.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn slot(&self, sandbox: &str) -> Arc<tokio::sync::Mutex<Option<Client>>> {
@@ -74,13 +75,11 @@ impl Shims {
     }
 
     fn watch(&self, sandbox: &str, client: Client) {
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let gone = self.gone.clone();
         let sandbox = sandbox.to_owned();
         tokio::spawn(async move {
             client.closed().await;
-            if let Some(gone) = gone {
-                let _ = gone.send(sandbox);
-            }
+            let _ = gone.send(sandbox);
         });
     }
 
