@@ -346,7 +346,9 @@ async fn watch_runs(cx: Arc<Context>) {
 }
 
 async fn watch_shims(cx: Arc<Context>) {
-    let Some(mut deaths) = cx.world.shims.deaths() else { return };
+    let Some(mut deaths) = cx.world.shims.deaths() else {
+        return;
+    };
     while let Some(uid) = deaths.recv().await {
         cx.queues.sandboxes.look(&uid, "shim gone");
     }

@@ -16,7 +16,7 @@ mod shim;
 
 use std::path::PathBuf;
 
-use ::shim::record::{self, RunRecord};
+use ::shim::record;
 use async_trait::async_trait;
 use state::container::ContainerPhase;
 use state::sandbox::{NamespaceMode, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec, SandboxStatus};
@@ -29,7 +29,7 @@ pub use netns::pins;
 use crate::engine::pass::{Height, Staged, Summary};
 use crate::engine::record::{Placed, Record, read, replace};
 use crate::engine::stage::{AnyStage, Listed, Why};
-use crate::engine::{Context, conditions};
+use crate::engine::{Context, conditions, live};
 use crate::error::{Error, Result};
 use crate::world::Paths;
 
@@ -56,8 +56,9 @@ pub fn host_network(spec: &SandboxSpec) -> bool {
 pub struct Facts {
     /// Why it has ended for good, from its receipt.
     ended: Option<String>,
-    pub pause: Option<RunRecord>,
     same_boot: bool,
+    /// Its uid was given to a caller, and its pause lives.
+    alive: bool,
     containers: Vec<std::sync::Arc<Container>>,
     now: i64,
 }
@@ -79,9 +80,13 @@ impl Staged for SandboxKind {
         let paths = &cx.world.paths;
         let ended = read(&receipt(paths, object.uid()))?;
         let run = Paths::run_record(&paths.pod(object.uid()));
+        let pause = record::read(&run).map_err(crate::world::linux::shims::fault("read run record", object.uid()))?;
+        let pid = pause
+            .as_ref()
+            .and_then(|pause| live::pid(pause, &cx.world.clock.boot_id));
         Ok(Facts {
+            alive: object.meta.delivered() && pid.is_some(),
             ended: ended.map(|text| String::from_utf8_lossy(&text).into_owned()),
-            pause: record::read(&run).map_err(crate::world::linux::shims::fault("read run record", object.uid()))?,
             same_boot: object.meta.boot_id == cx.world.clock.boot_id,
             containers: cx.store.owned(object.uid()),
             now: cx.world.clock.now_ns(),
@@ -121,6 +126,8 @@ impl Staged for SandboxKind {
             (false, true) => SandboxPhase::Ready,
             // Was ready once and is being repaired in place: it stays Ready, its containers do.
             (false, false) if object.status.phase == SandboxPhase::Ready => SandboxPhase::Ready,
+            // The same at the first look of a new daemon: only what was ready once was given to a caller.
+            (false, false) if object.status.phase == SandboxPhase::Unknown && facts.alive => SandboxPhase::Ready,
             (false, false) => SandboxPhase::Pending,
         };
         status.torn_down = down && summary.lowered;

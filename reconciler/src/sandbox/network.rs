@@ -13,6 +13,12 @@ use crate::world::linux::network::{self, Attachment, State, Want};
 
 pub struct Network;
 
+/// `state` is `None` with host network.
+pub struct Have {
+    state: Option<State>,
+    attachment: Option<Attachment>,
+}
+
 /// What a sandbox asks of its network.
 pub fn want(cx: &Context, object: &PodSandbox) -> Result<Want> {
     let spec = &object.spec;
@@ -57,18 +63,32 @@ pub fn want(cx: &Context, object: &PodSandbox) -> Result<Want> {
 }
 
 impl Stage<SandboxKind> for Network {
-    type Have = Option<State>;
+    type Have = Have;
     const NAME: &'static str = "network";
 
-    async fn observe(cx: &Context, object: &PodSandbox) -> Result<Option<State>> {
+    async fn observe(cx: &Context, object: &PodSandbox) -> Result<Have> {
         if host_network(&object.spec) {
-            return Ok(None);
+            return Ok(Have {
+                state: None,
+                attachment: None,
+            });
         }
-        Ok(Some(cx.world.network.observe(&want(cx, object)?).await?))
+        let want = want(cx, object)?;
+        let state = cx.world.network.observe(&want).await?;
+        // Its addresses are the sandbox's also while something of it is being repaired.
+        let attachment = match &state {
+            State::Drifted(_) => Attachment::read(&want.dir)?,
+            State::Attached(attachment) => Some((**attachment).clone()),
+            State::Absent | State::Partial(_) => None,
+        };
+        Ok(Have {
+            state: Some(state),
+            attachment,
+        })
     }
 
-    fn diff(_: &PodSandbox, have: &Option<State>) -> Step {
-        match have {
+    fn diff(_: &PodSandbox, have: &Have) -> Step {
+        match &have.state {
             None | Some(State::Attached(_)) => Step::Keep,
             Some(State::Absent) => Step::Make(Why::new("Absent", "")),
             Some(State::Partial(what)) => Step::Remake(Why::new("Incomplete", what.clone())),
@@ -76,14 +96,12 @@ impl Stage<SandboxKind> for Network {
         }
     }
 
-    fn present(have: &Option<State>) -> bool {
-        !matches!(have, None | Some(State::Absent))
+    fn present(have: &Have) -> bool {
+        !matches!(have.state, None | Some(State::Absent))
     }
 
-    fn report(have: &Option<State>, status: &mut SandboxStatus) {
-        let Some(State::Attached(attachment)) = have else {
-            return;
-        };
+    fn report(have: &Have, status: &mut SandboxStatus) {
+        let Some(attachment) = &have.attachment else { return };
         let (first, rest) = attachment.ips();
         status.ip = first.map(|ip| ip.to_string()).unwrap_or_default();
         status.additional_ips = rest.iter().map(ToString::to_string).collect();

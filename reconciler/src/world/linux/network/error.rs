@@ -83,6 +83,8 @@ pub enum Error {
 impl Error {
     pub fn class(&self) -> Class {
         match self {
+            // Told at once: whoever waits may choose another port, or come again when the plugin is there.
+            Error::PortTaken { .. } | Error::NotReady(_) => Class::Permanent,
             Error::Annotation { .. } | Error::PodCidr(_) => Class::Permanent,
             _ => Class::Transient,
         }
