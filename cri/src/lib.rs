@@ -3,7 +3,7 @@
 //! ```text
 //!  request -> server.rs -> runtime/ images.rs records.rs      one line logged at the end of each mutating call
 //!                              |
-//!                    translate/ (pure)  proto -> wish
+//!                    translate/ (pure)  proto -> wish, status -> proto
 //!                              |
 //!                        converge.rs    write the record, wait for its status, map the outcome (error.rs)
 //!                              |

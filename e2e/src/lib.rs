@@ -3,8 +3,10 @@
 //! ```text
 //!   test --> node   starts, kills, restarts `reconcile serve`; the command line beside it
 //!        --> client speaks CRI to its socket         <-- pods  builds the requests
-//!        --> images makes the archives it imports
+//!        --> images makes the archives it imports    <-- nasty makes those that lie
+//!        --> tools  runs other programs of the node
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
+//!        --> scrub  takes away what a failed test left
 //! ```
 //!
 //! Nothing here may ask the daemon what the daemon did to the node: `leaks` reads the kernel alone, and shares no

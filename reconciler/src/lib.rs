@@ -5,12 +5,14 @@
 //!                                |  observe, diff, act, undo
 //!        sandbox  container  image  pod  node  session  debt
 //!                                |
-//!   world: netns network cgroups content layers mounts files shims watch trash
+//!   world: netns network cgroup, archive content unpack layers images, mounts files passwd, shims watch trash clock
 //! ```
 //!
-//! To find code, ask "which noun?" (the folder), then "which step?" (the file). Only this crate touches the node, and
-//! only through [`world`]; a status is computed from what is there, never remembered. It must not answer callers (that
-//! is `cri`) nor keep records (that is `state`).
+//! To find code, ask "which noun?" (the folder), then "which step?" (the file). [`runtime`] opens and starts the whole;
+//! the program `reconcile` (`bin/`) is the only part that names `cri`. The wished state of the node is made here and by
+//! the shims that are started from here, nowhere else: [`world`] has the mechanics, while a stage by itself reads the
+//! host, writes files of its own object and makes a pod's volumes. A status is computed from what is there, never
+//! remembered. It must not answer callers (that is `cri`) nor keep records (that is `state`).
 
 pub mod container;
 pub mod debt;
