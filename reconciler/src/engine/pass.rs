@@ -186,21 +186,20 @@ impl<K: Staged> Walk<'_, K> {
     }
 
     async fn up(&mut self, kept: &[&[&'static dyn AnyStage<K>]]) -> bool {
-        let mut missing = false;
+        let (mut missing, mut whole) = (false, true);
         for rung in kept {
             let turns = join_all(rung.iter().map(|stage| self.raise(*stage, missing))).await;
-            let mut done = true;
             for turn in turns {
-                done &= self.note(turn, true);
+                let made = turn.planned.as_ref().is_some_and(|p| p.action == Action::Make);
+                whole &= self.note(turn, true);
+                // A plan goes on: above what is yet to be made all is absent.
+                missing |= made;
             }
-            if !done {
-                if self.mode == Mode::Act {
-                    return false;
-                }
-                missing = true;
+            if !whole && self.mode == Mode::Act {
+                return false;
             }
         }
-        !missing
+        whole
     }
 
     async fn lower(&self, stage: &'static dyn AnyStage<K>, hold: Option<&str>) -> Turn<K> {

@@ -25,9 +25,12 @@ pub trait Placed: Kind {
     fn state_dir(paths: &Paths, object: &Object<Self>) -> Option<PathBuf>;
 }
 
-/// The copy's text.
+/// The copy's text: the record as delivered, since nobody waits for a trial whose store is lost, and so that giving the
+/// uid to its caller leaves the copy true.
 pub fn text<K: Kind>(object: &Object<K>) -> Vec<u8> {
-    object.to_json().unwrap_or_default()
+    let mut delivered = object.clone();
+    delivered.meta.ready_by = None;
+    delivered.to_json().unwrap_or_default()
 }
 
 /// Writes a file under a temporary name and renames it.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use state::container::ContainerKind;
 use state::image::ImageKind;
@@ -17,7 +17,8 @@ use crate::engine::plan::{Action, Planned};
 use crate::engine::record::remove_empty_tree;
 use crate::engine::stage::Risk;
 use crate::error::Result;
-use crate::world::linux::{files, netns};
+use crate::world::linux::mounts::MountTable;
+use crate::world::linux::{files, images, netns};
 
 /// Something of ours without a record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,7 +123,7 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
             if let Some(client) = cx.world.shims.find(sandbox).await {
                 let _ = client.delete(uid).await;
             }
-            files::unmount(&state.join("rootfs"))?;
+            unmount_below(&[state.clone(), paths.container(sandbox, uid)])?;
             remove_empty_tree(&state)?;
             cx.world
                 .trash
@@ -139,6 +140,15 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
             .bury(&paths.root.join(path))
             .map_err(crate::world::linux::images::failed("trash")),
     }
+}
+
+/// Unmounts what is mounted below directories of ours, deepest first.
+fn unmount_below(dirs: &[PathBuf]) -> Result<()> {
+    let table = MountTable::read().map_err(images::failed("mounts"))?;
+    for mount in table.ours(dirs) {
+        files::unmount_only(&mount.target)?;
+    }
+    Ok(())
 }
 
 async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
@@ -174,10 +184,7 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
             .map_err(std::io::Error::other)
             .map_err(crate::Error::io("unpin", &pin))?;
     }
-    files::unmount(&paths.shm(uid))?;
-    for container in names(&paths.pod_state(uid).join("containers")) {
-        files::unmount(&paths.container_state(uid, &container).join("rootfs"))?;
-    }
+    unmount_below(&[paths.pod(uid), paths.pod_state(uid)])?;
     remove_empty_tree(&paths.pod_state(uid))?;
     cx.world
         .trash

@@ -24,10 +24,15 @@ pub fn is_mount_point(path: &Path) -> Result<bool> {
 /// Unmounts and removes a mount point; absent is success. Whoever still uses it keeps it until they end.
 pub fn unmount(path: &Path) -> Result<()> {
     while is_mount_point(path)? {
-        umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).map_err(Error::sys("unmount", path))?;
+        unmount_only(path)?;
     }
     match fs::remove_dir(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
         _ => Ok(()),
     }
+}
+
+/// Takes the topmost mount off a path and leaves the path.
+pub fn unmount_only(path: &Path) -> Result<()> {
+    umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).map_err(Error::sys("unmount", path))
 }
