@@ -419,7 +419,7 @@ impl Drop for Node {
             tail.iter().rev().for_each(|line| eprintln!("{line}"));
         }
         let mark = Mark {
-            dirs: vec![self.dir.path().into()],
+            dirs: vec![self.dir.path().into(), self.state()],
             ..self.mark()
         };
         if let Err(error) = scrub::scrub(&mark) {

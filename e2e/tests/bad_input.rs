@@ -46,7 +46,7 @@ const DOCUMENTS: &[(&str, &str, &[&str])] = &[
     ),
     (
         "unknown field of ours",
-        "apiVersion: reconcile/v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - {name: a, image: b, imge: c}\n",
+        "apiVersion: reconcile/v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - {name: a, imge: c}\n",
         &["bad.yaml:6", "imge"],
     ),
 ];

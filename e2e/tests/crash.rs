@@ -281,8 +281,8 @@ async fn sigkill_amid_creates_keeps_what_was_answered_and_leaks_nothing() -> Res
     node.finish().await
 }
 
-/// What was half made when the daemon died is finished after its restart, and then listed: it is nobody's, but it can be
-/// joined and removed like any other.
+/// What was half made when the daemon died is finished after its restart, and then listed: it is nobody's, but it can
+/// be joined and removed like any other.
 async fn remove_all(node: &Node) -> Result<()> {
     e2e::eventually(Duration::from_secs(30), async || {
         for sandbox in node.cri.sandboxes(None).await? {
