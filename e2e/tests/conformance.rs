@@ -210,8 +210,8 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     let inspect = crictl.json(&["inspect", &id]).await?;
     assert_eq!(
         path(&inspect, "/status/exitCode")?,
-        137,
-        "a shell that is pid 1 ignores SIGTERM"
+        143,
+        "SIGTERM ends a shell that is not pid 1: the pause is, where the pod shares its pid namespace"
     );
     assert_eq!(path(&inspect, "/status/reason")?, "Error");
     crictl.ok(&["rm", &id[..13]]).await?;

@@ -199,15 +199,19 @@ impl Staged for ContainerKind {
             ContainerGoal::Stopped => status.phase == ContainerPhase::Exited,
         };
         let mut conditions = summary.conditions;
-        let waiting =
-            spec.goal == ContainerGoal::Running && !facts.started() && status.phase == ContainerPhase::Created;
-        if waiting && !facts.sandbox_ready() {
-            conditions.push(conditions::fails(
-                "task",
-                "SandboxNotReady",
-                "the sandbox is not ready",
-                false,
-            ));
+        if spec.goal == ContainerGoal::Running && !facts.started() && status.phase == ContainerPhase::Created {
+            let mut why = match (facts.allowed(), facts.sandbox_ready()) {
+                (false, _) => vec![conditions::fails("task", "Stopped", "the sandbox is stopped", true)],
+                (true, false) => vec![conditions::fails(
+                    "task",
+                    "SandboxNotReady",
+                    "the sandbox is not ready",
+                    false,
+                )],
+                (true, true) => vec![],
+            };
+            conditions::keep_since(&mut why, &object.status.conditions, facts.now);
+            conditions.extend(why);
         }
         let ready = goal && summary.settled;
         status.conditions = conditions::with_ready(conditions, ready, &object.status.conditions, facts.now);

@@ -219,7 +219,11 @@ impl Service {
                     proc.pid = proc.started.pid;
                 }
                 (Some((&message::TERMINAL, _)), Some(fd)) => self.add_terminal(key, fd),
-                (Some((_, text)), _) => proc.error = Some(String::from_utf8_lossy(text).into_owned()),
+                (Some((_, text)), _) => {
+                    proc.error = Some(String::from_utf8_lossy(text).into_owned());
+                    // What was made waits to be let go, and holds the channel: without it nothing would end the start.
+                    let _ = proc.signal(libc::SIGKILL);
+                }
             }
         }
     }
