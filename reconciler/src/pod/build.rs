@@ -26,8 +26,20 @@ fn namespaces(pod: &Pod) -> Namespaces {
     }
 }
 
+/// Annotation of a pod's sandbox: the pod's generation that it was made from. A changed pod is made anew.
+pub const GENERATION: &str = "reconcile/pod-generation";
+
+/// Was the sandbox made from the pod as it is now?
+pub fn is_current(pod: &Pod, sandbox: &PodSandbox) -> bool {
+    sandbox
+        .meta
+        .annotations
+        .get(GENERATION)
+        .is_none_or(|made| *made == pod.meta.generation.to_string())
+}
+
 pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
-    let meta = Meta {
+    let mut meta = Meta {
         name: format!("{}_{}_{}_{attempt}", pod.meta.name, pod.meta.namespace, pod.uid()),
         namespace: pod.meta.namespace.clone(),
         owner: Some(Owner {
@@ -38,6 +50,8 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
         annotations: pod.meta.annotations.clone(),
         ..Meta::default()
     };
+    meta.annotations
+        .insert(GENERATION.to_owned(), pod.meta.generation.to_string());
     let hostname = if pod.spec.hostname.is_empty() {
         &pod.meta.name
     } else {
@@ -153,7 +167,10 @@ pub async fn container(
         working_dir: wish.working_dir.clone(),
         env: wish.env.clone(),
         mounts: mounts(&cx.world.paths, pod, wish)?,
-        log_path: format!("{name}/{attempt}.log"),
+        log_path: match pod.meta.generation {
+            1 => format!("{name}/{attempt}.log"),
+            changed => format!("{name}/{changed}-{attempt}.log"),
+        },
         stdin: wish.stdin,
         stdin_once: wish.stdin_once,
         tty: wish.tty,

@@ -8,6 +8,8 @@ use state::pod::{PodContainer, PodContainerStatus, PodPhase, PodStatus, RestartP
 use state::sandbox::{SandboxGoal, SandboxPhase};
 use state::{Container, Pod, PodSandbox};
 
+use super::build::is_current;
+
 /// A restart waits 10 s after the end, doubled for each further one, at most 5 minutes, as the kubelet does it.
 const RESTART_FIRST: Duration = Duration::from_secs(10);
 const RESTART_LAST: Duration = Duration::from_secs(300);
@@ -109,12 +111,16 @@ impl Member<'_> {
 /// Decides for one pod.
 pub fn decide(pod: &Pod, view: &View) -> Decision {
     let spec = &pod.spec;
+    let (current, old): (Vec<_>, Vec<_>) = view.sandboxes.iter().cloned().partition(|s| is_current(pod, s));
+    if !old.is_empty() {
+        return replace(pod, &old);
+    }
     let members = members(pod, view);
     let mut decision = Decision {
         status: status(&members),
         ..Decision::default()
     };
-    let live: Vec<_> = view.sandboxes.iter().filter(|s| !s.meta.deleted()).collect();
+    let live: Vec<_> = current.iter().filter(|s| !s.meta.deleted()).collect();
     let newest = live.first().copied();
     if let Some(sandbox) = newest {
         decision.status.ip = sandbox.status.ip.clone();
@@ -149,6 +155,24 @@ pub fn decide(pod: &Pod, view: &View) -> Decision {
         }
         Some(_) => decision.waiting = Some("the sandbox is being made".to_owned()),
     }
+    decision
+}
+
+/// The pod was changed: what was made from the older wish goes first, since the new one may need its ports and names.
+fn replace(pod: &Pod, old: &[Arc<PodSandbox>]) -> Decision {
+    let mut decision = Decision {
+        status: pod.status.clone(),
+        ..Decision::default()
+    };
+    decision.status.phase = PodPhase::Pending;
+    let live = old.iter().filter(|s| !s.meta.deleted());
+    decision.wishes = live
+        .map(|s| Wish::Delete {
+            kind: Child::Sandbox,
+            uid: s.uid().to_owned(),
+        })
+        .collect();
+    decision.waiting = Some("the sandbox of the pod's older wish is being removed".to_owned());
     decision
 }
 
@@ -468,6 +492,31 @@ mod tests {
                 start("a", 0)
             ]
         );
+    }
+
+    #[test]
+    fn a_changed_pod_loses_its_old_sandbox_first() {
+        let pod = pod(RestartPolicy::Always, &[], &["a"]);
+        let mut old = (*sandbox(0, SandboxPhase::Ready)).clone();
+        old.meta
+            .annotations
+            .insert(super::super::build::GENERATION.to_owned(), "7".to_owned());
+        let view = |old| View {
+            sandboxes: vec![Arc::new(old)],
+            containers: vec![],
+            now: 0,
+        };
+        let wishes = decide(&pod, &view(old.clone())).wishes;
+        assert_eq!(
+            wishes,
+            [Wish::Delete {
+                kind: Child::Sandbox,
+                uid: "s0".to_owned()
+            }]
+        );
+        old.meta.deletion = Some(1);
+        let decision = decide(&pod, &view(old));
+        assert!(decision.wishes.is_empty() && decision.waiting.is_some(), "{decision:?}");
     }
 
     #[test]
