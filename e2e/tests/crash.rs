@@ -291,6 +291,9 @@ async fn remove_all(node: &Node) -> Result<()> {
         }
         let left = node.processes()?;
         ensure!(left.is_empty(), "processes are left:\n{}", left.join("\n"));
+        // What is still being finished is not listed yet.
+        let left = fs::read_dir(node.path("root").join("pods"))?.count();
+        ensure!(left == 0, "{left} pods are left");
         Ok(())
     })
     .await

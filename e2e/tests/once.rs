@@ -25,7 +25,7 @@ fn plant(node: &Node) -> Result<String> {
     tools::check(Command::new("ip").args(["netns", "add", &format!("rc-{instance}-{uid}")]))?;
     let link = format!("rcp{instance}");
     tools::check(Command::new("ip").args(["link", "add", &link, "type", "bridge"]))?;
-    let alias = format!("reconcile {instance} {uid}");
+    let alias = format!("reconcile:{instance}:{uid}");
     tools::check(Command::new("ip").args(["link", "set", &link, "alias", &alias]))?;
     for base in ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {
         let parent = format!("{base}/reconcile-{instance}");

@@ -1,7 +1,8 @@
 //! Stage `io`: the directory of the FIFOs, and the log's directory. The FIFOs themselves are the shim's.
 
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::sync::PoisonError;
 
 use state::Container;
 use state::container::ContainerKind;
@@ -15,6 +16,37 @@ use crate::sandbox;
 use crate::world::paths::make_dir;
 
 pub struct Io;
+
+/// Holds the output of a running container open; see [`Context::outputs`]. Again is cheap, and absent FIFOs (a terminal)
+/// are nothing to hold.
+pub fn hold(cx: &Context, object: &Container) {
+    let mut held = cx.outputs.lock().unwrap_or_else(PoisonError::into_inner);
+    if held.contains_key(object.uid()) {
+        return;
+    }
+    let dir = cx.world.paths.fifos(&object.spec.sandbox, object.uid());
+    let open = |name| {
+        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(dir.join(name))
+            .ok()?;
+        file.metadata()
+            .is_ok_and(|meta| meta.file_type().is_fifo())
+            .then_some(file)
+    };
+    let files = ["stdout", "stderr"].into_iter().filter_map(open).collect();
+    held.insert(object.uid().to_owned(), files);
+}
+
+/// Lets the output of an ended container go.
+pub fn release(cx: &Context, object: &Container) {
+    cx.outputs
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .remove(object.uid());
+}
 
 pub struct Have {
     fifos: bool,

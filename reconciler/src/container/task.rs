@@ -9,7 +9,7 @@ use state::container::{ContainerGoal, ContainerKind};
 use state::sandbox::NamespaceMode;
 use state::{Container, PodSandbox};
 
-use super::{bundle, cgroup_path, dir, log, run_record, spec};
+use super::{bundle, cgroup_path, dir, io, log, run_record, spec};
 use crate::engine::record::read;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
@@ -36,6 +36,11 @@ impl Stage<ContainerKind> for Task {
         let run = run_record(&cx.world.paths, object)?.unwrap_or_default();
         let pid = live::pid(&run, &cx.world.clock.boot_id);
         let begun = run.start.is_some() && run.end.is_none();
+        if pid.is_some() {
+            io::hold(cx, object);
+        } else if run.end.is_some() {
+            io::release(cx, object);
+        }
         let shim = begun && cx.world.shims.find(&object.spec.sandbox).await.is_some();
         let traces = match cx.store.get::<state::sandbox::SandboxKind>(&object.spec.sandbox) {
             Some(sandbox) => cx.world.cgroups.observe(&cgroup_path(cx, &sandbox, object)).0 > 0,
@@ -177,6 +182,7 @@ async fn stop(cx: &Context, sandbox: &PodSandbox, object: &Container, client: &C
 
 /// Takes away what the end left: the shim's entry and the cgroup.
 async fn clear(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
+    io::release(cx, object);
     if let Some(client) = cx.world.shims.find(sandbox.uid()).await {
         client
             .delete(object.uid())

@@ -14,6 +14,7 @@ pub mod trigger;
 mod wiring;
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::sync::{Mutex, OnceLock};
 
 use state::Store;
@@ -31,6 +32,9 @@ pub struct Context {
     pub opened: Opened,
     /// Set once every object was looked at.
     pub looked: OnceLock<()>,
+    /// The read ends of each running container's output, held open: a pipe keeps its bytes only while someone has it
+    /// open, and shim and container may die in the same moment.
+    pub outputs: Mutex<HashMap<String, Vec<File>>>,
     /// `logEpoch` up to which this process has reopened each container's log.
     pub log_epochs: Mutex<HashMap<String, u64>>,
 }
@@ -43,6 +47,7 @@ impl Context {
             queues,
             opened,
             looked: OnceLock::new(),
+            outputs: Mutex::default(),
             log_epochs: Mutex::default(),
         }
     }

@@ -23,7 +23,7 @@ pub struct Flags {
     /// Volatile directory, on a tmpfs: pins, sockets, mount points [default: /run/reconcile]
     #[arg(long, global = true, value_name = "DIR", env = "RECONCILE_STATE")]
     state: Option<PathBuf>,
-    /// Socket of the CRI and of this program [default: unix://<state>/reconcile.sock]
+    /// Socket of the CRI and of this program [default: unix://STATE/reconcile.sock]
     #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_SOCKET")]
     socket: Option<String>,
     /// Configuration file, or a directory with config.yaml [default: /etc/reconcile]
