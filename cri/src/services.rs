@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use futures::future::BoxFuture;
 use state::container::{ContainerKind, ContainerPhase};
 use state::node::{LOCAL, NodeKind};
-use state::sandbox::{SandboxKind, SandboxPhase};
+use state::sandbox::{SandboxGoal, SandboxKind, SandboxPhase};
 use state::{Container, Kind, Node, Object, PodSandbox, Store, Truth};
 use tokio::sync::{RwLock, watch};
 use tonic::Code;
@@ -189,7 +189,10 @@ impl Services {
 
 /// A create on trial is hidden until its goal holds, lest the client start the next attempt beside it.
 fn sandbox_visible(sandbox: &PodSandbox) -> bool {
-    sandbox.meta.delivered() || (sandbox.status.phase == SandboxPhase::Ready && !sandbox.meta.deleted())
+    // Who stopped it knew it, whether its own caller was answered or not.
+    let stopped = sandbox.spec.goal == SandboxGoal::Stopped;
+    let ready = sandbox.status.phase == SandboxPhase::Ready;
+    sandbox.meta.delivered() || ((ready || stopped) && !sandbox.meta.deleted())
 }
 
 pub(crate) fn container_visible(container: &Container) -> bool {
