@@ -278,6 +278,11 @@ impl Network {
         Ok(uids.into_iter().collect())
     }
 
+    /// Deletes links that still bear the mark of a sandbox without a record. For the sweep.
+    pub async fn sweep_links(&self, uid: &str) -> Result<()> {
+        plug::sweep(&self.config.instance, uid).await
+    }
+
     /// Takes away what pods share (bridge, table) when none is left. For the sweep.
     pub async fn sweep_node(&self) -> Result<()> {
         self.builtin.sweep().await

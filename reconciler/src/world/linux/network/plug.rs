@@ -215,6 +215,21 @@ pub async fn unplug(instance: &str, uid: &str) -> Result<()> {
     }
 }
 
+/// Deletes every link that bears a pod's mark, whatever it is called by now.
+pub async fn sweep(instance: &str, uid: &str) -> Result<()> {
+    let links = Links::here()?;
+    let mark = pod_mark(instance, uid);
+    for link in links
+        .all()
+        .await?
+        .iter()
+        .filter(|link| link.alias.as_deref() == Some(&mark))
+    {
+        links.delete(link).await?;
+    }
+    Ok(())
+}
+
 /// The pods of this instance that have a link.
 pub async fn list(instance: &str) -> Result<Vec<String>> {
     let prefix = format!("{}:", mark(instance));
