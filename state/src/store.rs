@@ -153,8 +153,8 @@ impl Store {
         })
     }
 
-    /// Changes a record durably under the store's lock; the generation rises iff the spec changed. Returns it unchanged,
-    /// without a write, if nothing differs.
+    /// Changes a record durably under the store's lock; the generation rises iff the spec changed. Returns it
+    /// unchanged, without a write, if nothing differs.
     ///
     /// Of the metadata, labels, annotations, finalizers and `ready_by` can be changed. The spec of a record that is
     /// marked deleted cannot ([`Error::Conflict`]).
@@ -198,8 +198,8 @@ impl Store {
         Ok(if marked.await? { self.get(uid) } else { None })
     }
 
-    /// Marks a record deleted if its trial ended before `now` (CLOCK_BOOTTIME, ns) and nobody was given its uid; true if
-    /// it was. One step with the check, so that it never races a delivery.
+    /// Marks a record deleted if its trial ended before `now` (CLOCK_BOOTTIME, ns) and nobody was given its uid; true
+    /// if it was. One step with the check, so that it never races a delivery.
     pub async fn withdraw<K: Kind>(&self, uid: &str, now: u64) -> Result<bool> {
         let known = uid.to_owned();
         self.submit(move |writer| {
@@ -295,8 +295,8 @@ impl Store {
         self.inner.published.of::<K>().watch()
     }
 
-    /// Waits until `done` answers for the record (`None`: it is erased) or the deadline passes. Only the newest state is
-    /// shown to `done`; states in between may be skipped.
+    /// Waits until `done` answers for the record (`None`: it is erased) or the deadline passes. Only the newest state
+    /// is shown to `done`; states in between may be skipped.
     pub async fn wait<K, T, F>(&self, uid: &str, deadline: Option<Instant>, done: F) -> Result<T>
     where
         K: Kind,

@@ -421,15 +421,18 @@ const BAD: &[(&str, &str)] = &[
         ":4:16: spec.source: unknown variant",
     ),
     (
-        "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\nspec: {pod: {name: a, namespace: b, uid: c}, sysctls: {a: [1]}}\n",
+        "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\n\
+         spec: {pod: {name: a, namespace: b, uid: c}, sysctls: {a: [1]}}\n",
         ":4:59: spec.sysctls.a: invalid type: sequence",
     ),
     (
-        "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\nspec: {pod: {name: a, namespace: b, uid: c}, hostnamee: x}\n",
+        "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\n\
+         spec: {pod: {name: a, namespace: b, uid: c}, hostnamee: x}\n",
         ":4:46: spec.hostnamee: unknown field, did you mean \"hostname\"?",
     ),
     (
-        "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\nspec: {pod: {name: a, namespace: b, uid: c}, ports: [{containerPort: 99999}]}\n",
+        "!apiVersion: reconcile/v1\nkind: PodSandbox\nmetadata: {name: a}\n\
+         spec: {pod: {name: a, namespace: b, uid: c}, ports: [{containerPort: 99999}]}\n",
         ":4:70: spec.ports[0].containerPort: ",
     ),
     ("!a: &a [1]\nb: [*a, *b]\n", ": unknown anchor"),

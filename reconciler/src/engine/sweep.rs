@@ -175,6 +175,7 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         .network
         .remove(uid, &paths.pod(uid), live.then_some(pin.as_path()))
         .await?;
+    cx.world.network.sweep_links(uid).await?;
     for pin in [
         pin,
         paths.pod_state(uid).join("ns/ipc"),

@@ -215,8 +215,8 @@ fn short(path: &Path) -> nix::Result<(CString, Option<OwnedFd>)> {
     Ok((name, Some(fd)))
 }
 
-/// An overlay attached nowhere. EINVAL: this kernel does not know `lowerdir+`, or really something else; mount(2), which
-/// is tried then, tells.
+/// An overlay attached nowhere. EINVAL: this kernel does not know `lowerdir+`, or really something else; mount(2),
+/// which is tried then, tells.
 fn overlay(lower: &[PathBuf], upper: Option<(&Path, &Path)>, attributes: libc::c_uint) -> nix::Result<OwnedFd> {
     // SAFETY: the name is NUL-terminated; a descriptor that the kernel answers is ours.
     let fs = unsafe { fd_from(libc::syscall(libc::SYS_fsopen, c"overlay".as_ptr(), FSOPEN_CLOEXEC))? };

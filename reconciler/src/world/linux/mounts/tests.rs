@@ -1,3 +1,5 @@
+//! Root file systems on the real kernel.
+
 use super::*;
 use crate::world::linux::unpack::confined;
 use std::os::fd::AsFd;
