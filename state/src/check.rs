@@ -276,7 +276,7 @@ pub(crate) fn capabilities(at: &str, names: &[String]) -> Result<()> {
 /// A signal's name, or nothing.
 pub(crate) fn signal(at: &str, name: &str) -> Result<()> {
     const NAMES: &str = "HUP INT QUIT ILL TRAP ABRT IOT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CLD \
-         CONT         STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO POLL PWR SYS RTMIN RTMAX";
+         CONT STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO POLL PWR SYS RTMIN RTMAX";
     let bare = name.strip_prefix("SIG").unwrap_or(name);
     let offset = bare.strip_prefix("RTMIN+").or(bare.strip_prefix("RTMAX-"));
     let real_time = offset.and_then(|n| n.parse::<u8>().ok()).is_some_and(|n| n <= 30);

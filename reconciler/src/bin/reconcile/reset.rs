@@ -113,7 +113,7 @@ async fn tear_down(global: &Global) -> Result<()> {
     for orphan in &orphans {
         sweep::sweep(&cx, orphan).await?;
     }
-    if cx.store.list::<DebtKind>().len() > 0 {
+    if !cx.store.list::<DebtKind>().is_empty() {
         eprintln!(
             "reconcile: {} network teardowns are still owed and now forgotten",
             cx.store.list::<DebtKind>().len()
