@@ -1,5 +1,5 @@
-//! Debt: an undo that is still owed. A Stop or Remove is never hostage to the network: after a bound its CNI DEL becomes
-//! a record with the attachment in it, retried until it succeeds.
+//! Debt: an undo that is still owed. A Stop or Remove is never hostage to the network: after a bound its CNI DEL
+//! becomes a record with the attachment in it, retried until it succeeds.
 
 use std::sync::Arc;
 use std::time::Duration;

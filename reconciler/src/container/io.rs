@@ -17,8 +17,8 @@ use crate::world::paths::make_dir;
 
 pub struct Io;
 
-/// Holds the output of a running container open; see [`Context::outputs`]. Again is cheap, and absent FIFOs (a terminal)
-/// are nothing to hold.
+/// Holds the output of a running container open; see [`Context::outputs`]. Again is cheap, and absent FIFOs (a
+/// terminal) are nothing to hold.
 pub fn hold(cx: &Context, object: &Container) {
     let mut held = cx.outputs.lock().unwrap_or_else(PoisonError::into_inner);
     if held.contains_key(object.uid()) {

@@ -194,7 +194,8 @@ async fn clear(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result
     cx.world.cgroups.remove(&path)
 }
 
-/// cgroup v2 has no file for device rules: a program on the container's cgroup keeps them, from before its first process.
+/// cgroup v2 has no file for device rules: a program on the container's cgroup keeps them, from before its first
+/// process.
 fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
     if !cx.world.cgroups.v2 {
         return Ok(());
