@@ -421,9 +421,9 @@ mod tests {
 
     #[test]
     fn a_pods_code_is_that_of_its_first_failing_main_container() {
-        let c = |name: &str, init: bool, code: i32| {
+        fn c(name: &str, init: bool, code: i32) -> serde_json::Value {
             json!({"name": name, "init": init, "exitCode": code, "reason": "Error"})
-        };
+        }
         let failed = pod(
             "Failed",
             json!([

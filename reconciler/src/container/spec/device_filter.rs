@@ -2,7 +2,9 @@
 //!
 //! cgroup v1 has a device controller with files; on v2 only a program of type BPF_PROG_TYPE_CGROUP_DEVICE can refuse
 //! a device, and the runtime brings none along. Without it a container with MKNOD (a default capability) could make
-//! and open the host's disks. [`program`] is pure; [`attach`] is to be called on the container's own cgroup before its first
+//! and open the host's disks.
+//!
+//! [`program`] is pure; [`attach`] is to be called on the container's own cgroup before its first
 //! process starts, and may be repeated: it leaves exactly the new program.
 
 use std::fs::File;
