@@ -4,6 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use reconciler::world::linux::netns::{self, Pin, Pins};
 use reconciler::world::linux::network::{Config, Mode, State, Want};
@@ -201,9 +202,16 @@ async fn a_shim_is_started_once_found_and_ended() {
     shims.remove(&uid(5)).await.unwrap();
     shims.remove(&uid(5)).await.unwrap();
     assert!(shims.find(&uid(5)).await.is_none());
+    // Its socket closes a moment before the process has left its cgroup.
     let gone = || !Path::new(&format!("/proc/{}", first.pid)).exists() || zombie(first.pid);
-    assert!(gone(), "the process is gone");
-    node.world.cgroups.remove(shims.cgroup()).unwrap();
+    let ended = async {
+        while !gone() || node.world.cgroups.remove(shims.cgroup()).is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), ended)
+        .await
+        .expect("the process and its cgroup are gone");
 }
 
 /// Ended, but not reaped by the machine's init yet.
