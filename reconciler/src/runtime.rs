@@ -156,6 +156,12 @@ impl Running {
     /// Ends the loop; pods go on.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
+        // A shim leaves its cgroup a moment after its socket: what was busy then may be empty now.
+        let World {
+            cgroups, paths, shims, ..
+        } = &self.cx.world;
+        cgroups.remove_if_empty(&paths.default_cgroup());
+        cgroups.remove_if_empty(shims.cgroup());
     }
 }
 
