@@ -22,7 +22,7 @@ use crate::engine::trigger::{Queues, Receivers};
 use crate::engine::{Context, restore, staged, sweep};
 use crate::error::{Class, Error, Result};
 use crate::image::builtin;
-use crate::world::linux::network;
+use crate::world::linux::{network, registry};
 use crate::world::{Paths, Settings, World};
 use crate::{container, node};
 
@@ -35,6 +35,7 @@ pub struct Options {
     pub network: network::Mode,
     pub cni_conf_dir: PathBuf,
     pub cni_bin_dirs: Vec<PathBuf>,
+    pub registry: registry::Config,
 }
 
 /// An opened instance; it holds the store's lock.
@@ -82,6 +83,7 @@ impl Runtime {
             paths,
             shim: options.shim,
             network,
+            registry: options.registry,
         })?;
         let (queues, receivers) = Queues::new();
         let cx = Arc::new(Context::new(store, opened, world, queues));
@@ -129,6 +131,7 @@ impl Runtime {
         tasks.spawn(controller::run(cx.clone(), q.containers.clone(), receivers.containers));
         tasks.spawn(controller::run(cx.clone(), q.pods.clone(), receivers.pods));
         tasks.spawn(controller::run(cx.clone(), q.sessions.clone(), receivers.sessions));
+        tasks.spawn(controller::run(cx.clone(), q.pulls.clone(), receivers.pulls));
         tasks.spawn(controller::run(cx.clone(), q.debts.clone(), receivers.debts));
         tasks.spawn(watch_runs(cx.clone()));
         tasks.spawn(watch_shims(cx.clone()));

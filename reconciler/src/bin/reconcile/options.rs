@@ -2,11 +2,13 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
 use reconciler::world::linux::network::Mode;
+use reconciler::world::linux::registry;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -60,6 +62,7 @@ pub struct Global {
     network: Network,
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
+    pub registry: registry::Config,
 }
 
 impl Flags {
@@ -95,6 +98,7 @@ impl Flags {
             cni_bin_dirs: network
                 .cni_bin_dirs
                 .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
+            registry: registries(file.registry),
         })
     }
 }
@@ -113,6 +117,7 @@ impl Global {
             },
             cni_conf_dir: self.cni_conf_dir.clone(),
             cni_bin_dirs: self.cni_bin_dirs.clone(),
+            registry: self.registry.clone(),
         })
     }
 
@@ -133,6 +138,17 @@ impl Global {
             .with_ansi(std::io::stderr().is_terminal())
             .init();
         Ok(())
+    }
+}
+
+fn registries(file: config::RegistryConfig) -> registry::Config {
+    let default = registry::Config::default();
+    let roots = ["/etc/reconcile/certs.d", "/etc/containerd/certs.d", "/etc/docker/certs.d"];
+    registry::Config {
+        hosts_roots: file.certs_dirs.unwrap_or_else(|| roots.map(PathBuf::from).to_vec()),
+        rate_floor: file.rate_floor.unwrap_or(default.rate_floor),
+        window: file.window.map_or(default.window, Duration::from_secs),
+        ..default
     }
 }
 

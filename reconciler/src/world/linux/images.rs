@@ -8,17 +8,22 @@ use std::time::Duration;
 
 use super::content::{self, Content};
 use super::layers::Layers;
+use super::pull::{Locks, Pins};
+use super::registry::{self, Registry};
 use super::unpack::Limits;
 use crate::error::{Class, Error, Result};
 use crate::image::manifest::{self, ChainId, Loaded};
 
 pub struct Images {
     store: Arc<Inner>,
+    registry: Registry,
 }
 
-struct Inner {
-    content: Content,
-    layers: Layers,
+pub(super) struct Inner {
+    pub(super) content: Content,
+    pub(super) layers: Layers,
+    pub(super) pins: Pins,
+    pub(super) locks: Locks,
     shim: PathBuf,
     root: PathBuf,
 }
@@ -40,16 +45,24 @@ pub fn failed(image: &str) -> impl Fn(content::Error) -> Error {
 }
 
 impl Images {
-    pub fn open(root: &Path, shim: PathBuf) -> Result<Images> {
+    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config) -> Result<Images> {
+        let registry = Registry::new(registry).map_err(|e| Error::Image {
+            image: "registries".to_owned(),
+            problem: e.to_string(),
+            class: Class::Permanent,
+        })?;
         let content = Content::open(root).map_err(failed("store"))?;
         let layers = Layers::open(root, Limits::default()).map_err(failed("store"))?;
         Ok(Images {
             store: Arc::new(Inner {
                 content,
                 layers,
+                pins: Pins::default(),
+                locks: Locks::default(),
                 shim,
                 root: root.to_owned(),
             }),
+            registry,
         })
     }
 
@@ -60,6 +73,14 @@ impl Images {
 
     pub fn content(&self) -> &Content {
         &self.store.content
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.store
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     pub fn layers(&self) -> &Layers {
@@ -182,14 +203,18 @@ impl Inner {
         let mut removed = 0;
         for (digest, _) in self.content.list_blobs()? {
             if !blobs.contains(digest.as_ref()) && old(&self.content.blob_path(&digest)?) {
-                self.content.remove_blob(&digest)?;
-                removed += 1;
+                let gone = self
+                    .pins
+                    .unless_pinned(digest.as_ref(), || self.content.remove_blob(&digest))?;
+                removed += usize::from(gone);
             }
         }
         for (chain, _) in self.layers.list()? {
             if !layers.contains(chain.as_ref()) && old(self.layers.fs(&chain)?.parent().unwrap_or(Path::new("/"))) {
-                self.layers.remove(&chain)?;
-                removed += 1;
+                let gone = self
+                    .pins
+                    .unless_pinned(chain.as_ref(), || self.layers.remove(&chain))?;
+                removed += usize::from(gone);
             }
         }
         Ok(removed)

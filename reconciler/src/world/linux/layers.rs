@@ -8,6 +8,7 @@
 //! A layer is committed by one rename, after its data is on disk. What a crash leaves is a `tmp-` directory that nobody
 //! locks; it is buried at the next start and the work is done again.
 
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -22,8 +23,9 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
 
-use super::content::{Content, Error, Result, Usage, hex_of, private_dir, sync_dir, token};
+use super::content::{Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
+pub use self::source::{Source, Stream};
 pub use super::unpack::LayerMeta;
 use super::unpack::{Limits, Tree, apply, verify};
 use crate::image::manifest::{ChainId, Loaded};
@@ -60,6 +62,7 @@ struct Making<'a> {
     layers: &'a Layers,
     dir: PathBuf,
     tree: Tree,
+    stream: Option<Box<dyn Stream + 'a>>,
     _lock: Flock<File>,
 }
 
@@ -102,9 +105,9 @@ impl Layers {
         Ok(names)
     }
 
-    /// Unpacks what is missing; all blobs must be in `content`. Answers the chain IDs, bottom first. Blocking, and
-    /// bound by CPU and disk. Concurrent calls unpack a shared layer once.
-    pub fn ensure(&self, content: &Content, image: &Loaded) -> Result<Vec<ChainId>> {
+    /// Unpacks what is missing, out of what `source` gives. Answers the chain IDs, bottom first. Blocking. Concurrent
+    /// calls unpack a shared layer once.
+    pub fn ensure(&self, source: &dyn Source, image: &Loaded) -> Result<Vec<ChainId>> {
         if self.missing(&image.chain_ids)?.is_empty() {
             return Ok(image.chain_ids.clone());
         }
@@ -112,7 +115,7 @@ impl Layers {
         let flights: Vec<_> = image.chain_ids.iter().map(|c| self.flight(c)).collect();
         let guards: Vec<_> = flights.iter().map(|f| lock(f)).collect();
         let missing = self.missing(&image.chain_ids)?;
-        let outcome = self.unpack(content, image, &missing);
+        let outcome = self.unpack(source, image, &missing);
         drop(guards);
         self.land(&image.chain_ids, flights);
         outcome.map(|()| image.chain_ids.clone())
@@ -123,7 +126,8 @@ impl Layers {
         *lock(&self.permits.free) == self.permits.most
     }
 
-    fn missing(&self, chain: &[ChainId]) -> Result<Vec<usize>> {
+    /// Which of these layers are not here.
+    pub fn missing(&self, chain: &[ChainId]) -> Result<Vec<usize>> {
         let have = self.observe(chain)?;
         Ok(have
             .iter()
@@ -148,7 +152,7 @@ impl Layers {
         }
     }
 
-    fn unpack(&self, content: &Content, image: &Loaded, missing: &[usize]) -> Result<()> {
+    fn unpack(&self, source: &dyn Source, image: &Loaded, missing: &[usize]) -> Result<()> {
         let layers = image.manifest.layers();
         let job = |&i: &usize| Job {
             chain: &image.chain_ids[i],
@@ -159,7 +163,7 @@ impl Layers {
         if jobs.is_empty() {
             return Ok(());
         }
-        let mut made = self.apply_all(content, &jobs)?;
+        let mut made = self.apply_all(source, &jobs)?;
         self.settle(image, missing, &mut made)?;
         let mut metas = Vec::new();
         for making in &made {
@@ -172,7 +176,10 @@ impl Layers {
         // One flush for the whole image; only then may a layer have its name.
         let dir = File::open(&self.dir).map_err(Error::io("open", self.dir.display()))?;
         nix::unistd::syncfs(&dir).map_err(Error::io("flush", self.dir.display()))?;
-        for (making, job) in made.into_iter().zip(&jobs) {
+        for (mut making, job) in made.into_iter().zip(&jobs) {
+            if let Some(stream) = making.stream.take() {
+                stream.keep()?;
+            }
             making.commit(job.chain)?;
         }
         sync_dir(&self.dir)?;
@@ -182,7 +189,7 @@ impl Layers {
     }
 
     /// Unpacks each layer on its own, some at a time, the largest first.
-    fn apply_all<'a>(&'a self, content: &Content, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
+    fn apply_all<'a>(&'a self, source: &'a dyn Source, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         order.sort_by_key(|i| std::cmp::Reverse(jobs[*i].blob.size()));
         let todo = Mutex::new(order.into_iter());
@@ -190,8 +197,8 @@ impl Layers {
         let work = || {
             loop {
                 let Some(i) = lock(&todo).next() else { return };
-                let _permit = self.permits.take();
-                let outcome = self.apply_one(content, &jobs[i]);
+                let _permit = (!source.slow()).then(|| self.permits.take());
+                let outcome = self.apply_one(source, &jobs[i]);
                 if outcome.is_err() {
                     lock(&todo).by_ref().for_each(drop); // the image has failed
                 }
@@ -223,20 +230,24 @@ impl Layers {
         }
     }
 
-    fn apply_one(&self, content: &Content, job: &Job) -> Result<Making<'_>> {
-        let blob = content.open_blob(job.blob.digest())?;
+    fn apply_one<'a>(&'a self, source: &'a dyn Source, job: &Job) -> Result<Making<'a>> {
+        let mut stream = source.open(job.blob)?;
         let dir = self.dir.join(format!("tmp-{}", token()));
         let fs_dir = dir.join("fs");
         fs::create_dir_all(&fs_dir).map_err(Error::io("create directory", fs_dir.display()))?;
         let file = File::open(&dir).map_err(Error::io("open", dir.display()))?;
         let lock =
             Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| Error::io("lock", dir.display())(e))?;
-        let tree = apply(blob, job.diff_id, &fs_dir, &self.limits).map_err(|e| e.of_layer(job.blob.digest()));
-        match tree {
+        let applied = apply(&mut *stream, job.diff_id, &fs_dir, &self.limits);
+        match stream
+            .end(applied)
+            .map_err(|e| e.of_layer(job.blob.digest()))
+        {
             Ok(tree) => Ok(Making {
                 layers: self,
                 dir,
                 tree,
+                stream: Some(stream),
                 _lock: lock,
             }),
             Err(e) => {

@@ -11,6 +11,7 @@ pub mod mounts;
 pub mod netns;
 pub mod network;
 pub mod passwd;
+pub mod pull;
 pub mod registry;
 pub mod shims;
 pub mod trash;
