@@ -24,7 +24,7 @@ use crate::error::{Class, Error, Result};
 use crate::image::builtin;
 use crate::world::linux::{network, registry};
 use crate::world::{Paths, Settings, World};
-use crate::{container, node};
+use crate::{container, image, node};
 
 /// Where an instance lives and how it makes networks.
 #[derive(Clone, Debug)]
@@ -138,6 +138,7 @@ impl Runtime {
         tasks.spawn(watch_network(cx.clone()));
         tasks.spawn(sweep_always(cx.clone()));
         tasks.spawn(empty_trash(cx.clone()));
+        tasks.spawn(image::collect::follow(cx.clone()));
         Ok(Running { cx, tasks })
     }
 
@@ -420,7 +421,7 @@ async fn sweep_always(cx: Arc<Context>) {
         if let Err(e) = cx.world.network.sweep_node().await {
             tracing::warn!("network sweep: {e}");
         }
-        if let Err(e) = crate::image::collect::garbage(&cx).await {
+        if let Err(e) = image::collect::garbage(&cx).await {
             tracing::warn!("image garbage: {e}");
         }
         tokio::time::sleep(SWEEP_EVERY - SECOND_LOOK).await;
@@ -430,6 +431,8 @@ async fn sweep_always(cx: Arc<Context>) {
 /// Deletes behind everyone's back what was renamed away.
 async fn empty_trash(cx: Arc<Context>) {
     loop {
+        // Deleting big trees slows unpacking on the same file system down.
+        let _ = tokio::time::timeout(SECOND_LOOK, cx.world.images.layers().quiet()).await;
         let work = cx.clone();
         let emptied = tokio::task::spawn_blocking(move || work.world.trash.empty()).await;
         if let Ok(Err(e)) = emptied {

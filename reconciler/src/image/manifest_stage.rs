@@ -15,6 +15,8 @@ pub struct Have {
     loaded: Option<Loaded>,
     /// What the reference resolves to.
     digest: String,
+    /// The image is being removed and its content was not given up yet.
+    held: bool,
 }
 
 /// The manifest or index that a source stands for, if it is known.
@@ -60,6 +62,7 @@ impl Stage<ImageKind> for Manifest {
         Ok(Have {
             loaded: loaded(cx, object).await?,
             digest,
+            held: object.meta.deleted() && !object.status.digest.is_empty(),
         })
     }
 
@@ -71,8 +74,8 @@ impl Stage<ImageKind> for Manifest {
     }
 
     /// Content is shared: what no record reaches is collected behind.
-    fn present(_: &Have) -> bool {
-        false
+    fn present(have: &Have) -> bool {
+        have.held
     }
 
     fn report(have: &Have, status: &mut ImageStatus) {
@@ -89,7 +92,8 @@ impl Stage<ImageKind> for Manifest {
         restore(cx, object).await
     }
 
-    async fn undo(_: &Context, _: &Image) -> Result<Undone> {
+    async fn undo(cx: &Context, object: &Image) -> Result<Undone> {
+        cx.world.images.release(&object.status.digest).await?;
         Ok(Undone::Done)
     }
 }

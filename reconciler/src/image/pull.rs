@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
-use state::pull::{Auth, PullFailure, PullKind, PullOutcome, PullSpec, PullStatus};
+use state::pull::{PullFailure, PullKind, PullOutcome, PullSpec, PullStatus};
 use state::store::New;
 use state::{Image, Kind, Meta, Owner, Pull, Reference};
 
@@ -38,7 +38,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Pull>) -> Result<Next> {
     let dropped = cx.store.wait::<PullKind, (), _>(object.uid(), None, |now| {
         now.is_none_or(|now| now.meta.deleted()).then_some(())
     });
-    let told = async {
+    let told = async || -> std::convert::Infallible {
         let mut ticks = tokio::time::interval(TELL);
         loop {
             ticks.tick().await;
@@ -61,7 +61,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Pull>) -> Result<Next> {
             tracing::info!(image = object.spec.image, "pull stopped: nobody waits for it any more");
             return Ok(Next::Again(Duration::ZERO));
         }
-        () = told => unreachable!("it tells until it is dropped"),
+        never = told() => match never {},
     };
     status.layers = if object.spec.progress { progress.layers() } else { Vec::new() };
     status.outcome = Some(outcome);
@@ -249,7 +249,7 @@ pub async fn again(cx: &Context, object: &Image) -> Result<()> {
     let pending = || Error::Pending(format!("{image} is being pulled"));
     let mine = cx.store.owned::<PullKind>(object.uid());
     let Some(pull) = mine.iter().find(|pull| !pull.meta.deleted() && pull.spec.image == image) else {
-        start(cx, owner(object), &image, 0, Vec::new()).await?;
+        start(cx, owner(object), image.clone(), &image, 0).await?;
         return Err(pending());
     };
     let Some(outcome) = &pull.status.outcome else {
@@ -273,16 +273,15 @@ fn owner(object: &Image) -> Owner {
     }
 }
 
-/// Starts a pull for a Pod or an Image, with the credentials of this node beside its own.
-pub async fn start(cx: &Context, owner: Owner, image: &str, tries: u32, credentials: Vec<Auth>) -> Result<()> {
+/// Starts a pull for a Pod or an Image, with the credentials of this node. `tries` have failed before.
+pub async fn start(cx: &Context, owner: Owner, name: String, image: &str, tries: u32) -> Result<()> {
     let meta = Meta {
-        name: image.to_owned(),
+        name,
         owner: Some(owner),
         ..Meta::default()
     };
     let spec = PullSpec {
         image: image.to_owned(),
-        credentials,
         node_credentials: true,
         tries,
         ..PullSpec::default()

@@ -1,12 +1,11 @@
 //! The image store as one part of the world: content, unpacked layers, the built-in image.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::content::{self, Content};
+use super::garbage::Released;
 use super::layers::Layers;
 use super::pull::{Locks, Pins};
 use super::registry::{self, Registry};
@@ -24,6 +23,7 @@ pub(super) struct Inner {
     pub(super) layers: Layers,
     pub(super) pins: Pins,
     pub(super) locks: Locks,
+    pub(super) released: Released,
     shim: PathBuf,
     root: PathBuf,
 }
@@ -59,6 +59,7 @@ impl Images {
                 layers,
                 pins: Pins::default(),
                 locks: Locks::default(),
+                released: Released::default(),
                 shim,
                 root: root.to_owned(),
             }),
@@ -87,7 +88,7 @@ impl Images {
         &self.store.layers
     }
 
-    async fn work<T: Send + 'static>(
+    pub(super) async fn work<T: Send + 'static>(
         &self,
         image: &str,
         work: impl FnOnce(&Inner) -> content::Result<T> + Send + 'static,
@@ -154,18 +155,6 @@ impl Images {
         .await
     }
 
-    /// Removes blobs that these manifests do not reach, and layers that are not among `layers`, unless younger than
-    /// `grace`. Answers how many went.
-    pub async fn collect(
-        &self,
-        manifests: BTreeSet<String>,
-        layers: BTreeSet<String>,
-        grace: Duration,
-    ) -> Result<usize> {
-        self.work("store", move |store| store.collect(&manifests, &layers, grace))
-            .await
-    }
-
     /// The trees of these layers, top first, for an overlay.
     pub fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
         let trees: content::Result<_> = parse(chain_ids)?
@@ -174,50 +163,6 @@ impl Images {
             .map(|chain| self.store.layers.fs(chain))
             .collect();
         trees.map_err(failed("layers"))
-    }
-}
-
-impl Inner {
-    fn collect(
-        &self,
-        manifests: &BTreeSet<String>,
-        layers: &BTreeSet<String>,
-        grace: Duration,
-    ) -> content::Result<usize> {
-        let mut blobs: BTreeSet<String> = manifests.clone();
-        for digest in manifests {
-            match manifest::by_digest(&self.content, digest) {
-                Ok(loaded) => blobs.extend(loaded.blobs().map(|blob| blob.digest().to_string())),
-                Err(content::Error::NotFound(_)) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        let old = |path: &Path| {
-            let age = path
-                .metadata()
-                .and_then(|meta| meta.modified())
-                .ok()
-                .and_then(|at| at.elapsed().ok());
-            age.is_some_and(|age| age > grace)
-        };
-        let mut removed = 0;
-        for (digest, _) in self.content.list_blobs()? {
-            if !blobs.contains(digest.as_ref()) && old(&self.content.blob_path(&digest)?) {
-                let gone = self
-                    .pins
-                    .unless_pinned(digest.as_ref(), || self.content.remove_blob(&digest))?;
-                removed += usize::from(gone);
-            }
-        }
-        for (chain, _) in self.layers.list()? {
-            if !layers.contains(chain.as_ref()) && old(self.layers.fs(&chain)?.parent().unwrap_or(Path::new("/"))) {
-                let gone = self
-                    .pins
-                    .unless_pinned(chain.as_ref(), || self.layers.remove(&chain))?;
-                removed += usize::from(gone);
-            }
-        }
-        Ok(removed)
     }
 }
 

@@ -22,6 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
+use tokio::sync::watch;
 
 use super::content::{Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
@@ -40,6 +41,7 @@ pub struct Layers {
     limits: Limits,
     flights: Mutex<HashMap<ChainId, Arc<Mutex<()>>>>,
     permits: Permits,
+    unpacking: watch::Sender<usize>,
 }
 
 /// Whether what is on disk is what was unpacked.
@@ -78,6 +80,7 @@ impl Layers {
             limits,
             flights: Mutex::default(),
             permits: Permits::new(cores.min(WORKERS)),
+            unpacking: watch::Sender::new(0),
         };
         layers.bury_leftovers()?;
         Ok(layers)
@@ -115,15 +118,18 @@ impl Layers {
         let flights: Vec<_> = image.chain_ids.iter().map(|c| self.flight(c)).collect();
         let guards: Vec<_> = flights.iter().map(|f| lock(f)).collect();
         let missing = self.missing(&image.chain_ids)?;
+        self.unpacking.send_modify(|count| *count += 1);
         let outcome = self.unpack(source, image, &missing);
+        self.unpacking.send_modify(|count| *count -= 1);
         drop(guards);
         self.land(&image.chain_ids, flights);
         outcome.map(|()| image.chain_ids.clone())
     }
 
-    /// Whether nothing is being unpacked: the time to empty the trash, as deleting slows unpacking down.
-    pub fn idle(&self) -> bool {
-        *lock(&self.permits.free) == self.permits.most
+    /// Until nothing is being unpacked: the time to empty the trash, as deleting slows unpacking down.
+    pub async fn quiet(&self) {
+        // The sender is ours, so it cannot be gone.
+        let _ = self.unpacking.subscribe().wait_for(|count| *count == 0).await;
     }
 
     /// Which of these layers are not here.

@@ -5,6 +5,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod content;
 pub mod files;
+pub mod garbage;
 pub mod images;
 pub mod layers;
 pub mod mounts;
