@@ -91,6 +91,16 @@ impl Error {
         }
     }
 
+    /// The same, told after what earlier tries met.
+    pub(super) fn after(mut self, earlier: &[Answer]) -> Error {
+        if let Error::Absent { answers, .. } | Error::Refused { answers, .. } | Error::Unreachable { answers, .. } =
+            &mut self
+        {
+            answers.splice(0..0, earlier.iter().cloned());
+        }
+        self
+    }
+
     pub(super) fn bad(host: impl Display, object: impl Display, problem: impl Display) -> Error {
         Error::Bad {
             host: host.to_string(),

@@ -1,27 +1,46 @@
 //! The registry client (OCI distribution specification): manifests and blobs by way of mirrors and credentials.
 //!
 //! ```text
-//!  Access ──> hosts (certs.d: endpoints in order) ──> auth (Basic, Bearer; each credential, then nothing)
-//!                                                        │
-//!             manifest  blob  push  <── transport (retries, redirects, TLS) <──┘
+//!  Access ──> hosts (certs.d: endpoints in order) ──> ask (each endpoint, each credential, then none; retries)
+//!                                                      │
+//!             manifest  blob  push  explain            ├─ auth (challenges, tokens)
+//!                                                      └─ transport (TLS, proxies, redirects)
 //! ```
 //!
 //! It knows neither records nor the content store. Nothing of a credential leaves it but to the host it is for.
 
-mod credentials;
+mod ask;
+mod auth;
+mod blob;
+mod challenge;
+pub mod credentials;
 mod error;
+mod explain;
+mod hosts;
+mod manifest;
+mod meter;
+mod push;
+mod transport;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use oci_spec::image::{Descriptor, Digest};
-use serde::Serialize;
+use oci_spec::image::Digest;
 use state::Reference;
 
+pub use self::blob::Blob;
 pub use self::credentials::{AuthConfig, Credential, CredentialKind, Keyring};
 pub use self::error::{Answer, Class, Error, Result};
+pub use self::explain::{EndpointSeen, Explanation};
+use self::hosts::{Endpoint, Hosts};
+
+/// Host that serves the references of [`state::reference::DEFAULT_HOST`]; a `hosts.toml` may name another.
+pub(crate) const DOCKER_ENDPOINT: &str = "registry-1.docker.io";
+/// Problems of files that are remembered as told.
+const REPORTS: usize = 256;
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -29,13 +48,19 @@ pub struct Config {
     pub hosts_roots: Vec<PathBuf>,
     /// Fewer bytes/s than this over a whole window, and the transfer has failed.
     pub rate_floor: u64,
+    /// Also how long the first bytes of an answer are waited for.
     pub window: Duration,
 }
 
 impl Default for Config {
     fn default() -> Config {
+        let roots = [
+            "/etc/reconcile/certs.d",
+            "/etc/containerd/certs.d",
+            "/etc/docker/certs.d",
+        ];
         Config {
-            hosts_roots: Vec::new(),
+            hosts_roots: roots.map(PathBuf::from).to_vec(),
             rate_floor: 1 << 10,
             window: Duration::from_secs(60),
         }
@@ -65,73 +90,61 @@ pub struct Resolved {
 /// Cheap to clone: clones share connections and tokens.
 #[derive(Clone)]
 pub struct Registry {
-    inner: Arc<Config>,
+    inner: Arc<Inner>,
 }
 
-/// A blob on its way. Dropping it closes the connection.
-pub struct Blob {
-    _private: (),
-}
-
-/// How a reference would be reached, for people.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Explanation {
-    pub reference: String,
+struct Inner {
+    config: Config,
+    transport: transport::Transport,
+    grants: auth::Grants,
+    /// Loopback hosts that were seen to speak http.
+    plain: Mutex<HashSet<String>>,
+    reports: Mutex<HashSet<String>>,
 }
 
 impl Registry {
+    /// Reads and connects nothing yet.
     pub fn new(config: Config) -> Result<Registry> {
         Ok(Registry {
-            inner: Arc::new(config),
+            inner: Arc::new(Inner {
+                config,
+                transport: transport::Transport::default(),
+                grants: auth::Grants::default(),
+                plain: Mutex::default(),
+                reports: Mutex::default(),
+            }),
         })
     }
 
-    /// Tag or digest to descriptor, by one HEAD where the registry allows it.
-    pub async fn resolve(&self, access: &Access) -> Result<Resolved> {
-        Err(Error::setup(&access.reference, "not there yet"))
+    fn look_up(&self, reference: &Reference) -> Hosts {
+        let host = reference.host();
+        let alias = (host == state::reference::DEFAULT_HOST).then_some(DOCKER_ENDPOINT);
+        let plain = self
+            .inner
+            .plain
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(host);
+        hosts::look_up(&self.inner.config.hosts_roots, reference, alias, plain)
     }
 
-    /// A manifest, index or the like of at most 8 MiB, its digest (and `size`) verified.
-    pub async fn manifest(&self, access: &Access, digest: &Digest, size: Option<u64>) -> Result<Bytes> {
-        let _ = size;
-        Err(Error::setup(&access.reference, digest))
-    }
-
-    /// A blob from `offset` on. Reconnects and resumes inside; hashing is the caller's.
-    pub async fn blob(&self, access: &Access, descriptor: &Descriptor, offset: u64) -> Result<Blob> {
-        let _ = (descriptor, offset);
-        Err(Error::setup(&access.reference, &self.inner.window.as_secs()))
-    }
-
-    /// Sends a blob from a file, unless the registry has it. True: it was sent.
-    pub async fn upload_blob(&self, access: &Access, descriptor: &Descriptor, file: &std::path::Path) -> Result<bool> {
-        let _ = (descriptor, file);
-        Err(Error::setup(&access.reference, "not there yet"))
-    }
-
-    /// Puts a manifest or index under the reference's tag or digest.
-    pub async fn put_manifest(&self, access: &Access, media_type: &str, body: Bytes) -> Result<()> {
-        let _ = (media_type, body);
-        Err(Error::setup(&access.reference, "not there yet"))
-    }
-
-    /// The endpoints for a reference in order, and where each setting came from.
-    pub fn explain(&self, reference: &Reference) -> Explanation {
-        Explanation {
-            reference: reference.to_string(),
+    /// Whether a host whose scheme is a guess answered; the next request begins with what did.
+    fn learn(&self, endpoint: &Endpoint, answered: bool) {
+        let http = endpoint.url.scheme() == "http";
+        let mut plain = self.inner.plain.lock().unwrap_or_else(PoisonError::into_inner);
+        if answered && http {
+            plain.insert(endpoint.host());
+        } else if answered || http {
+            plain.remove(&endpoint.host());
         }
     }
-}
 
-impl Blob {
-    /// The next bytes; `None` at the end, which comes only after exactly the descriptor's size.
-    pub async fn next(&mut self) -> Result<Option<Bytes>> {
-        Ok(None)
-    }
-
-    /// `host[:port]` that sends now, for messages.
-    pub fn host(&self) -> &str {
-        ""
+    /// True the first time, so that a log names a problem once.
+    fn reported(&self, problem: &str) -> bool {
+        let mut reports = self.inner.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        if reports.len() >= REPORTS {
+            reports.clear();
+        }
+        reports.insert(problem.to_owned())
     }
 }
