@@ -83,10 +83,12 @@ impl Pull {
     /// The status as it changes, until there is an outcome.
     pub(crate) async fn changed(&self, seen: &PullStatus) -> Result<PullStatus> {
         let seen = seen.clone();
-        let next = self.store.wait::<PullKind, _, _>(&self.uid, None, move |now| match now {
-            Some(now) => (now.status != seen).then(|| Some(now.status.clone())),
-            None => Some(None),
-        });
+        let next = self
+            .store
+            .wait::<PullKind, _, _>(&self.uid, None, move |now| match now {
+                Some(now) => (now.status != seen).then(|| Some(now.status.clone())),
+                None => Some(None),
+            });
         next.await?.ok_or_else(|| Error::Aborted {
             what: format!("image {}", self.image),
             problem: "its pull was taken back".to_owned(),

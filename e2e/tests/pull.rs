@@ -40,7 +40,11 @@ async fn manifests_of_every_form() -> Result<()> {
         .into_iter()
         .enumerate()
     {
-        let name = hub.push(&marked(&format!("oci {n}"), compression)?, &format!("forms/oci:{n}"), &[])?;
+        let name = hub.push(
+            &marked(&format!("oci {n}"), compression)?,
+            &format!("forms/oci:{n}"),
+            &[],
+        )?;
         let id = node.cri.pull(&name).await?;
         let image = node.cri.image(&name).await?.context("pulled, yet unknown")?;
         assert_eq!(image.id, id);
@@ -49,14 +53,21 @@ async fn manifests_of_every_form() -> Result<()> {
         assert_eq!(image.repo_digests, [digest]);
         assert_eq!(inside(&node, &name, "cat /mark").await?, [format!("oci {n}")]);
     }
-    let docker = hub.push(&marked("docker", Compression::Gzip)?, "forms/docker:1", &["--format", "v2s2"])?;
+    let docker = hub.push(
+        &marked("docker", Compression::Gzip)?,
+        "forms/docker:1",
+        &["--format", "v2s2"],
+    )?;
     node.cri.pull(&docker).await?;
     assert_eq!(inside(&node, &docker, "cat /mark").await?, ["docker"]);
 
     let mut tall = Image::busybox("pushed")?;
     for n in 0..10 {
-        tall.layers
-            .push(Layer::new(Compression::Gzip).file(&format!("layer{n}"), 0o644, format!("{n}")).remove("layer0"));
+        tall.layers.push(
+            Layer::new(Compression::Gzip)
+                .file(&format!("layer{n}"), 0o644, format!("{n}"))
+                .remove("layer0"),
+        );
     }
     let tall = hub.push(&tall, "forms/tall:1", &[])?;
     node.cri.pull(&tall).await?;
@@ -71,13 +82,23 @@ async fn indexes_choose_the_platform() -> Result<()> {
     let node = Node::start().await?;
     let ours = marked("ours", Compression::Gzip)?;
     hub.push(&ours, "multi:ours", &["--format", "v2s2"])?;
-    hub.push(&marked("theirs", Compression::Gzip)?, "multi:theirs", &["--format", "v2s2"])?;
-    let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    hub.push(
+        &marked("theirs", Compression::Gzip)?,
+        "multi:theirs",
+        &["--format", "v2s2"],
+    )?;
+    let arch = if cfg!(target_arch = "aarch64") {
+        "arm64"
+    } else {
+        "amd64"
+    };
     let entry = |tag: &str, architecture: &str, os: &str| -> Result<serde_json::Value> {
         let digest = hub.digest(tag)?;
         let size = fs::metadata(find(&hub, &digest)?)?.len();
-        Ok(json!({ "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "digest": digest,
-            "size": size, "platform": { "architecture": architecture, "os": os } }))
+        Ok(
+            json!({ "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "digest": digest,
+            "size": size, "platform": { "architecture": architecture, "os": os } }),
+        )
     };
     let entries = vec![
         entry("multi:theirs", "unknown", "unknown")?,
@@ -101,7 +122,10 @@ async fn indexes_choose_the_platform() -> Result<()> {
     let document = json!({ "schemaVersion": 2, "mediaType": kind, "manifests": entries[..2] });
     hub.put_manifest("multi", "foreign", kind, &document)?;
     let error = node.cri.pull(&hub.name("multi:foreign")).await.unwrap_err();
-    assert!(error.code() == Code::NotFound && error.message().contains("riscv64"), "{error:?}");
+    assert!(
+        error.code() == Code::NotFound && error.message().contains("riscv64"),
+        "{error:?}"
+    );
     node.finish().await
 }
 
@@ -135,7 +159,10 @@ async fn names_merge_move_and_go() -> Result<()> {
     let by_digest = format!("{}@{}", hub.name("names/c"), hub.digest("names/c:1")?);
     let other_id = node.cri.pull(&by_digest).await?;
     let image = node.cri.image(&by_digest).await?.context("by digest")?;
-    assert_eq!((image.repo_tags.len(), &image.repo_digests[..]), (0, &[by_digest.clone()][..]));
+    assert_eq!(
+        (image.repo_tags.len(), &image.repo_digests[..]),
+        (0, &[by_digest.clone()][..])
+    );
 
     // The tag moves; what it meant stays, without the tag.
     hub.push(&other, "names/a:1", &[])?;
@@ -191,7 +218,11 @@ async fn the_command_line_pulls() -> Result<()> {
     assert!(out.stderr.is_empty(), "{}", shown(&out));
     assert!(node.ok(&["images", "ls", "-q"]).await?.lines().any(|line| line == id));
     let out = node.reconcile(&["images", "pull", &hub.name("no/such:1")]).await?;
-    assert!(!out.status.success() && shown(&out).contains("no/such"), "{}", shown(&out));
+    assert!(
+        !out.status.success() && shown(&out).contains("no/such"),
+        "{}",
+        shown(&out)
+    );
     node.finish().await
 }
 

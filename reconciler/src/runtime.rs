@@ -160,6 +160,9 @@ impl Running {
     /// Ends the loop; pods go on.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
+        if let Err(e) = self.cx.world.images.end().await {
+            tracing::warn!("the next boot will verify layers: {e}");
+        }
         // A shim leaves its cgroup a moment after its socket: what was busy then may be empty now.
         let World {
             cgroups, paths, shims, ..

@@ -115,7 +115,10 @@ impl Kind for ImageKind {
 fn sha256(field: &str, digest: &str) -> Result<()> {
     let hex = digest.strip_prefix("sha256:").unwrap_or_default();
     if hex.len() != 64 || !hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        return Err(Error::invalid(field, format!("{digest:?} is not sha256: and 64 hex digits")));
+        return Err(Error::invalid(
+            field,
+            format!("{digest:?} is not sha256: and 64 hex digits"),
+        ));
     }
     Ok(())
 }

@@ -4,8 +4,8 @@ use state::Image;
 use state::image::ImageKind;
 use state::pull::PullKind;
 
-use super::pull;
 use super::manifest_stage::{loaded, restore};
+use super::pull;
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::Result;

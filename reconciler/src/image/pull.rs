@@ -63,7 +63,11 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Pull>) -> Result<Next> {
         }
         never = told() => match never {},
     };
-    status.layers = if object.spec.progress { progress.layers() } else { Vec::new() };
+    status.layers = if object.spec.progress {
+        progress.layers()
+    } else {
+        Vec::new()
+    };
     status.outcome = Some(outcome);
     status.finished_at = cx.world.clock.now_ns();
     cx.store.set_status::<PullKind>(object.uid(), status);
@@ -177,19 +181,24 @@ async fn record(cx: &Context, object: &Pull, reference: &Reference, pulled: &Pul
     let image = image?;
     other?;
     cx.queues.images.look(image.uid(), "pull");
-    let (generation, gone) = (image.meta.generation, Error::Pending(format!("image {name} was removed meanwhile")));
-    let ready = cx.store.wait::<ImageKind, _, _>(image.uid(), Some(Instant::now() + LOOK), |now| match now {
-        Some(now) if !now.meta.deleted() => {
-            let status = &now.status;
-            match status.phase {
-                _ if status.observed_generation < generation => None,
-                ImagePhase::Ready if status.digest == digest => Some(Some(Ok(status.id.clone()))),
-                ImagePhase::Failed => Some(Some(Err(conditions(now)))),
-                _ => None,
+    let (generation, gone) = (
+        image.meta.generation,
+        Error::Pending(format!("image {name} was removed meanwhile")),
+    );
+    let ready = cx
+        .store
+        .wait::<ImageKind, _, _>(image.uid(), Some(Instant::now() + LOOK), |now| match now {
+            Some(now) if !now.meta.deleted() => {
+                let status = &now.status;
+                match status.phase {
+                    _ if status.observed_generation < generation => None,
+                    ImagePhase::Ready if status.digest == digest => Some(Some(Ok(status.id.clone()))),
+                    ImagePhase::Failed => Some(Some(Err(conditions(now)))),
+                    _ => None,
+                }
             }
-        }
-        _ => Some(None),
-    });
+            _ => Some(None),
+        });
     match ready.await? {
         Some(Ok(id)) => Ok(id),
         Some(Err(problem)) => Err(Error::Image {
@@ -248,7 +257,10 @@ pub async fn again(cx: &Context, object: &Image) -> Result<()> {
     };
     let pending = || Error::Pending(format!("{image} is being pulled"));
     let mine = cx.store.owned::<PullKind>(object.uid());
-    let Some(pull) = mine.iter().find(|pull| !pull.meta.deleted() && pull.spec.image == image) else {
+    let Some(pull) = mine
+        .iter()
+        .find(|pull| !pull.meta.deleted() && pull.spec.image == image)
+    else {
         start(cx, owner(object), image.clone(), &image, 0).await?;
         return Err(pending());
     };

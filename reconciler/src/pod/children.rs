@@ -8,8 +8,8 @@ use state::sandbox::{SandboxGoal, SandboxKind};
 use state::store::New;
 use state::{Kind, Owner, Pod, Reference};
 
-use super::{build, pulls};
 use super::decide::{Child, Decision, View, Wish, decide};
+use super::{build, pulls};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
@@ -173,7 +173,10 @@ fn owner(pod: &Pod) -> Owner {
 
 async fn forget_pull(cx: &Context, pod: &Pod, name: &str) -> Result<()> {
     let pulls = cx.store.owned::<PullKind>(pod.uid());
-    for pull in pulls.iter().filter(|pull| pull.meta.name == name && !pull.meta.deleted()) {
+    for pull in pulls
+        .iter()
+        .filter(|pull| pull.meta.name == name && !pull.meta.deleted())
+    {
         cx.store.delete::<PullKind>(pull.uid()).await?;
     }
     Ok(())

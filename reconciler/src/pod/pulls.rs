@@ -70,9 +70,16 @@ pub fn image(member: &Member, view: &View) -> Stand {
     }
     if image.starts_with("localhost/") {
         let how = "docker save IMAGE | reconcile images import -";
-        return refuse(format!("image {image} is not here, and localhost is no registry; import it: {how}"));
+        return refuse(format!(
+            "image {image} is not here, and localhost is no registry; import it: {how}"
+        ));
     }
-    pulled(member, view, image, present.is_some_and(|i| i.status.phase == ImagePhase::Ready))
+    pulled(
+        member,
+        view,
+        image,
+        present.is_some_and(|i| i.status.phase == ImagePhase::Ready),
+    )
 }
 
 fn pulled(member: &Member, view: &View, image: String, ready: bool) -> Stand {
@@ -95,7 +102,10 @@ fn pulled(member: &Member, view: &View, image: String, ready: bool) -> Stand {
         Some(PullOutcome::Failed { message, .. }) => {
             let delay = backoff(pull.spec.tries);
             let past = u64::try_from(view.now.saturating_sub(pull.status.finished_at)).unwrap_or(0);
-            match delay.checked_sub(Duration::from_nanos(past)).filter(|left| !left.is_zero()) {
+            match delay
+                .checked_sub(Duration::from_nanos(past))
+                .filter(|left| !left.is_zero())
+            {
                 None => start(image, pull.spec.tries + 1),
                 Some(left) => {
                     let seconds = delay.as_secs();
@@ -191,9 +201,16 @@ mod tests {
             ..SandboxStatus::default()
         };
         let view = View {
-            sandboxes: vec![Arc::new(state::PodSandbox::new(Meta::default(), SandboxSpec::default(), status))],
+            sandboxes: vec![Arc::new(state::PodSandbox::new(
+                Meta::default(),
+                SandboxSpec::default(),
+                status,
+            ))],
             containers: vec![],
-            images: record.map(|record| (image.to_owned(), record)).into_iter().collect::<HashMap<_, _>>(),
+            images: record
+                .map(|record| (image.to_owned(), record))
+                .into_iter()
+                .collect::<HashMap<_, _>>(),
             pulls,
             now: 5 * S,
         };
@@ -202,7 +219,11 @@ mod tests {
             Some(Wish::Container { .. }) => "start".to_owned(),
             Some(Wish::Pull { tries, .. }) => format!("pull {tries}"),
             Some(Wish::Refuse { why }) => format!("refuse {why}"),
-            other => format!("{other:?} {} {:?}", decision.waiting.unwrap_or_default(), decision.again),
+            other => format!(
+                "{other:?} {} {:?}",
+                decision.waiting.unwrap_or_default(),
+                decision.again
+            ),
         }
     }
 
@@ -242,7 +263,10 @@ mod tests {
         let with = |tries, outcome| wish(name, None, None, vec![pull(name, tries, outcome)]);
         assert!(with(0, None).contains("is being pulled"));
         let first = with(0, Some(failed.clone()));
-        assert!(first.contains("ImagePullBackOff: back-off 10 s") && first.contains("no such thing"), "{first}");
+        assert!(
+            first.contains("ImagePullBackOff: back-off 10 s") && first.contains("no such thing"),
+            "{first}"
+        );
         assert!(first.ends_with("Some(6s)"), "{first}");
         assert!(with(3, Some(failed)).contains("back-off 80 s"));
         let ready = Some(record(ImageSource::Registry, ImagePhase::Ready));

@@ -51,15 +51,16 @@ impl World {
         } = settings;
         paths.make()?;
         let cgroups = Cgroups::detect()?;
+        let clock = Clock::read()?;
         let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
         Ok(World {
-            clock: Clock::read()?,
             shims: Shims::new(paths.clone(), shim.clone(), shim_cgroup),
             runs: RunWatch::new()?,
             trash: Trash::open(&paths.root).map_err(linux::images::failed("trash"))?,
-            images: Images::open(&paths.root, shim, registry)?,
+            images: Images::open(&paths.root, shim, registry, &clock.boot_id)?,
             network: Network::new(network)?,
             cgroups,
+            clock,
             paths,
         })
     }

@@ -1,8 +1,17 @@
 //! `reconcile images`: pull, import, list and remove images.
 
+mod check;
+mod export;
+pub mod find;
 mod import;
+mod inspect;
+mod mount;
+mod prune;
 mod pull;
+mod push;
 mod remove;
+mod tag;
+pub mod usage;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,6 +46,9 @@ enum Command {
         #[arg(long, value_name = "REFERENCE")]
         name: Option<String>,
     },
+    /// Write images to an archive: an OCI layout that `docker load` reads, too
+    #[command(visible_alias = "save")]
+    Export(export::Export),
     /// List images
     #[command(visible_alias = "list")]
     Ls {
@@ -53,6 +65,23 @@ enum Command {
         #[arg(required = true, value_name = "REFERENCE")]
         references: Vec<String>,
     },
+    /// Show manifest, configuration and layers
+    Inspect(inspect::Inspect),
+    /// Give an image that is here another name
+    Tag(tag::Tag),
+    /// Push an image to a registry
+    Push(push::Push),
+    /// Remove images that nothing names or uses
+    Prune(prune::Prune),
+    /// Mount an image's files, read-only, and print where
+    Mount(mount::Mount),
+    /// Unmount them
+    #[command(visible_alias = "unmount")]
+    Umount(mount::Umount),
+    /// Look for damage in blobs and layers
+    Check(check::Check),
+    /// Show what layers take on the disk, and who uses them
+    Usage(usage::Usage),
 }
 
 pub async fn run(global: &Global, args: &Images) -> Result<ExitCode> {
@@ -60,6 +89,15 @@ pub async fn run(global: &Global, args: &Images) -> Result<ExitCode> {
         Command::Ls { quiet: true, .. } => remove::ids(global).await,
         Command::Ls { output, .. } => get::run(global, &get::Get::images(*output)).await,
         Command::Pull(args) => pull::run(global, args).await,
+        Command::Export(args) => export::run(global, args).await,
+        Command::Inspect(args) => inspect::run(global, args).await,
+        Command::Tag(args) => tag::run(global, args).await,
+        Command::Push(args) => push::run(global, args).await,
+        Command::Prune(args) => prune::run(global, args).await,
+        Command::Mount(args) => mount::mount(global, args).await,
+        Command::Umount(args) => mount::umount(global, args).await,
+        Command::Check(args) => check::run(global, args).await,
+        Command::Usage(args) => usage::run(global, args).await,
         Command::Import { file, name } => {
             if let Some(name) = name {
                 Reference::parse(name, "--name")?;
@@ -80,13 +118,16 @@ pub async fn run(global: &Global, args: &Images) -> Result<ExitCode> {
 }
 
 /// The daemon's own root, whatever this command's flags say.
-async fn root(client: &Client) -> Result<PathBuf> {
+pub async fn root(client: &Client) -> Result<PathBuf> {
+    dir(client, "root").await
+}
+
+/// Its `root` or `state` directory.
+async fn dir(client: &Client, which: &str) -> Result<PathBuf> {
     let nodes = client.list(Kind::Node.name()).await?;
-    let root = nodes
-        .first()
-        .map(|node| text(&node["status"]["root"]).to_owned())
-        .filter(|root| !root.is_empty());
-    Ok(root.context("the daemon does not say where its images lie")?.into())
+    let dir = nodes.first().map(|node| text(&node["status"][which]).to_owned());
+    let dir = dir.filter(|dir| !dir.is_empty());
+    Ok(dir.context("the daemon does not say where its images lie")?.into())
 }
 
 async fn content(client: &Client) -> Result<Content> {

@@ -143,12 +143,10 @@ impl Global {
 
 fn registries(file: config::RegistryConfig) -> registry::Config {
     let default = registry::Config::default();
-    let roots = ["/etc/reconcile/certs.d", "/etc/containerd/certs.d", "/etc/docker/certs.d"];
     registry::Config {
-        hosts_roots: file.certs_dirs.unwrap_or_else(|| roots.map(PathBuf::from).to_vec()),
+        hosts_roots: file.certs_dirs.unwrap_or(default.hosts_roots),
         rate_floor: file.rate_floor.unwrap_or(default.rate_floor),
         window: file.window.map_or(default.window, Duration::from_secs),
-        ..default
     }
 }
 

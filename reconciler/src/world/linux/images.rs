@@ -45,14 +45,14 @@ pub fn failed(image: &str) -> impl Fn(content::Error) -> Error {
 }
 
 impl Images {
-    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config) -> Result<Images> {
+    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config, boot: &str) -> Result<Images> {
         let registry = Registry::new(registry).map_err(|e| Error::Image {
             image: "registries".to_owned(),
             problem: e.to_string(),
             class: Class::Permanent,
         })?;
         let content = Content::open(root).map_err(failed("store"))?;
-        let layers = Layers::open(root, Limits::default()).map_err(failed("store"))?;
+        let layers = Layers::begin(root, Limits::default(), boot).map_err(failed("store"))?;
         Ok(Images {
             store: Arc::new(Inner {
                 content,
@@ -136,12 +136,45 @@ impl Images {
         .await
     }
 
-    /// Unpacks what is missing of the image with this manifest.
+    /// How many of these layers have to be looked at before they are used.
+    pub async fn doubtful(&self, chain_ids: &[String]) -> Result<usize> {
+        let chain = parse(chain_ids)?;
+        self.work("layers", move |store| Ok(store.layers.doubtful(&chain)?.len()))
+            .await
+    }
+
+    /// Looks at them; answers how many were damaged and are gone.
+    pub async fn settle_doubts(&self, chain_ids: &[String]) -> Result<usize> {
+        let chain = parse(chain_ids)?;
+        self.work("layers", move |store| store.layers.settle_doubts(&chain))
+            .await
+    }
+
+    /// Everything is on disk, and nothing is written any more.
+    pub async fn end(&self) -> Result<()> {
+        self.work("store", |store| store.layers.end()).await
+    }
+
+    /// Unpacks what is missing of the image with this manifest. A blob that proves damaged is removed, so that its
+    /// image fetches it again.
     pub async fn unpack(&self, manifest: &str) -> Result<()> {
         let wanted = manifest.to_owned();
         self.work(manifest, move |store| {
             let loaded = manifest::by_digest(&store.content, &wanted)?;
-            store.layers.ensure(&store.content, &loaded).map(drop)
+            let missing = store.layers.missing(&loaded.chain_ids)?;
+            let Err(e) = store.layers.ensure(&store.content, &loaded) else {
+                return Ok(());
+            };
+            if !e.is_full() {
+                for i in missing {
+                    let digest = loaded.manifest.layers()[i].digest();
+                    if !store.content.sound(digest)? {
+                        tracing::warn!(%digest, "the blob is damaged, it is fetched again");
+                        store.content.remove_blob(digest)?;
+                    }
+                }
+            }
+            Err(e)
         })
         .await
     }

@@ -8,6 +8,9 @@
 //! A layer is committed by one rename, after its data is on disk. What a crash leaves is a `tmp-` directory that nobody
 //! locks; it is buried at the next start and the work is done again.
 
+mod deep;
+mod fence;
+mod permits;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -17,16 +20,19 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
 use tokio::sync::watch;
 
+use self::fence::Fence;
+use self::permits::Permits;
+pub use self::source::{Source, Stream};
 use super::content::{Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
-pub use self::source::{Source, Stream};
 pub use super::unpack::LayerMeta;
 use super::unpack::{Limits, Tree, apply, verify};
 use crate::image::manifest::{ChainId, Loaded};
@@ -42,6 +48,8 @@ pub struct Layers {
     flights: Mutex<HashMap<ChainId, Arc<Mutex<()>>>>,
     permits: Permits,
     unpacking: watch::Sender<usize>,
+    /// Of the daemon alone; other users of the store doubt nothing.
+    fence: Option<Fence>,
 }
 
 /// Whether what is on disk is what was unpacked.
@@ -59,13 +67,18 @@ struct Job<'a> {
     blob: &'a Descriptor,
 }
 
-/// A layer in the making. Dropped, it is buried.
-struct Making<'a> {
+/// A directory in the making. Dropped, it is buried, unless it has got a name.
+struct Aside<'a> {
     layers: &'a Layers,
-    dir: PathBuf,
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+/// A layer in the making.
+struct Making<'a> {
+    aside: Aside<'a>,
     tree: Tree,
     stream: Option<Box<dyn Stream + 'a>>,
-    _lock: Flock<File>,
 }
 
 impl Layers {
@@ -81,9 +94,28 @@ impl Layers {
             flights: Mutex::default(),
             permits: Permits::new(cores.min(WORKERS)),
             unpacking: watch::Sender::new(0),
+            fence: None,
         };
         layers.bury_leftovers()?;
         Ok(layers)
+    }
+
+    /// The same for the store's one user whose end a boot may follow.
+    pub fn begin(root: &Path, limits: Limits, boot: &str) -> Result<Layers> {
+        let mut layers = Layers::open(root, limits)?;
+        layers.fence = Some(Fence::begin(&layers.dir, boot)?);
+        Ok(layers)
+    }
+
+    /// The end of that use: all is flushed, so that the next boot needs to doubt nothing.
+    pub fn end(&self) -> Result<()> {
+        self.flush()?;
+        self.fence.as_ref().map_or(Ok(()), Fence::end)
+    }
+
+    fn flush(&self) -> Result<()> {
+        let dir = File::open(&self.dir).map_err(Error::io("open", self.dir.display()))?;
+        nix::unistd::syncfs(&dir).map_err(Error::io("flush", self.dir.display()))
     }
 
     fn bury_leftovers(&self) -> Result<()> {
@@ -175,13 +207,12 @@ impl Layers {
         for making in &made {
             let meta = making.tree.meta()?;
             let bytes = serde_json::to_vec(&meta).map_err(|e| Error::invalid("meta.json", e))?;
-            let path = making.dir.join("meta.json");
+            let path = making.aside.path.join("meta.json");
             fs::write(&path, bytes).map_err(Error::io("write", path.display()))?;
             metas.push(meta);
         }
         // One flush for the whole image; only then may a layer have its name.
-        let dir = File::open(&self.dir).map_err(Error::io("open", self.dir.display()))?;
-        nix::unistd::syncfs(&dir).map_err(Error::io("flush", self.dir.display()))?;
+        self.flush()?;
         for (mut making, job) in made.into_iter().zip(&jobs) {
             if let Some(stream) = making.stream.take() {
                 stream.keep()?;
@@ -238,29 +269,29 @@ impl Layers {
 
     fn apply_one<'a>(&'a self, source: &'a dyn Source, job: &Job) -> Result<Making<'a>> {
         let mut stream = source.open(job.blob)?;
-        let dir = self.dir.join(format!("tmp-{}", token()));
-        let fs_dir = dir.join("fs");
+        let aside = self.aside()?;
+        let applied = apply(&mut *stream, job.diff_id, &aside.path.join("fs"), &self.limits);
+        let tree = stream.end(applied).map_err(|e| e.of_layer(job.blob.digest()))?;
+        Ok(Making {
+            aside,
+            tree,
+            stream: Some(stream),
+        })
+    }
+
+    /// A new directory with an empty `fs`, locked.
+    fn aside(&self) -> Result<Aside<'_>> {
+        let path = self.dir.join(format!("tmp-{}", token()));
+        let fs_dir = path.join("fs");
         fs::create_dir_all(&fs_dir).map_err(Error::io("create directory", fs_dir.display()))?;
-        let file = File::open(&dir).map_err(Error::io("open", dir.display()))?;
-        let lock =
-            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| Error::io("lock", dir.display())(e))?;
-        let applied = apply(&mut *stream, job.diff_id, &fs_dir, &self.limits);
-        match stream
-            .end(applied)
-            .map_err(|e| e.of_layer(job.blob.digest()))
-        {
-            Ok(tree) => Ok(Making {
-                layers: self,
-                dir,
-                tree,
-                stream: Some(stream),
-                _lock: lock,
-            }),
-            Err(e) => {
-                self.trash.bury(&dir)?;
-                Err(e)
-            }
-        }
+        let file = File::open(&path).map_err(Error::io("open", path.display()))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        let _lock = lock.map_err(|(_, e)| Error::io("lock", path.display())(e))?;
+        Ok(Aside {
+            layers: self,
+            path,
+            _lock,
+        })
     }
 
     /// Bottom-up, each layer gets what it takes from those below.
@@ -271,7 +302,7 @@ impl Layers {
                 Ok(at) => {
                     let digest = image.manifest.layers()[i].digest();
                     made[at].tree.settle(&below).map_err(|e| e.of_layer(digest))?;
-                    made[at].dir.join("fs")
+                    made[at].aside.path.join("fs")
                 }
                 Err(_) => self.fs(chain)?,
             };
@@ -351,6 +382,40 @@ impl Layers {
         })
     }
 
+    /// Those of the layers that an unclean boot has put in doubt.
+    pub fn doubtful(&self, chain: &[ChainId]) -> Result<Vec<ChainId>> {
+        let Some(fence) = &self.fence else {
+            return Ok(Vec::new());
+        };
+        let mut doubtful = Vec::new();
+        for id in chain {
+            let committed = fs::metadata(self.layer(id)?).and_then(|meta| meta.modified());
+            if committed.is_ok_and(|at| fence.doubts(at)) {
+                doubtful.push(id.clone());
+            }
+        }
+        Ok(doubtful)
+    }
+
+    /// Looks at the doubtful among these layers; what is damaged goes away, to be made again. Answers how many went.
+    pub fn settle_doubts(&self, chain: &[ChainId]) -> Result<usize> {
+        let mut damaged = 0;
+        for id in self.doubtful(chain)? {
+            let place = self.layer(&id)?;
+            if self.verify(&id)? == Soundness::Sound {
+                // As good as one just written.
+                let dir = File::open(&place).map_err(Error::io("open", place.display()))?;
+                dir.set_modified(SystemTime::now())
+                    .map_err(Error::io("touch", place.display()))?;
+            } else {
+                tracing::warn!(layer = %id, "damaged since the last boot, it is made again");
+                self.remove(&id)?;
+                damaged += 1;
+            }
+        }
+        Ok(damaged)
+    }
+
     /// Disk used by all layers, from their metadata.
     pub fn usage(&self) -> Result<Usage> {
         let metas = self.list()?.into_iter().filter_map(|(_, meta)| meta);
@@ -363,16 +428,17 @@ impl Layers {
 
 impl Making<'_> {
     fn commit(self, chain: &ChainId) -> Result<()> {
-        let place = self.layers.layer(chain)?;
+        let Aside { layers, path, .. } = &self.aside;
+        let place = layers.layer(chain)?;
         // Here with unreadable metadata, or it would not have been made again.
-        self.layers.trash.bury(&place)?;
-        fs::rename(&self.dir, &place).map_err(Error::io("rename into place", place.display()))
+        layers.trash.bury(&place)?;
+        fs::rename(path, &place).map_err(Error::io("rename into place", place.display()))
     }
 }
 
-impl Drop for Making<'_> {
+impl Drop for Aside<'_> {
     fn drop(&mut self) {
-        if let Err(e) = self.layers.trash.bury(&self.dir) {
+        if let Err(e) = self.layers.trash.bury(&self.path) {
             tracing::warn!("{e}");
         }
     }
@@ -381,41 +447,4 @@ impl Drop for Making<'_> {
 /// A mutex whose data cannot be left broken by a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A counting semaphore for threads.
-#[derive(Debug)]
-struct Permits {
-    most: usize,
-    free: Mutex<usize>,
-    freed: Condvar,
-}
-
-impl Permits {
-    fn new(most: usize) -> Permits {
-        Permits {
-            most,
-            free: Mutex::new(most),
-            freed: Condvar::new(),
-        }
-    }
-
-    fn take(&self) -> Permit<'_> {
-        let free = lock(&self.free);
-        let mut free = self
-            .freed
-            .wait_while(free, |free| *free == 0)
-            .unwrap_or_else(PoisonError::into_inner);
-        *free -= 1;
-        Permit(self)
-    }
-}
-
-struct Permit<'a>(&'a Permits);
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.free) += 1;
-        self.0.freed.notify_one();
-    }
 }

@@ -88,7 +88,9 @@ impl Images {
         let kept = tokio::task::spawn_blocking(move || {
             let media_type = descriptor.media_type().clone();
             let (digest, size) = (descriptor.digest().clone(), descriptor.size());
-            store.content.ingest(media_type, &mut &bytes[..], Some(&digest), Some(size))
+            store
+                .content
+                .ingest(media_type, &mut &bytes[..], Some(&digest), Some(size))
         });
         kept.await??;
         Ok(())

@@ -118,7 +118,12 @@ impl Images {
     }
 
     /// The error says whether anything was resumed.
-    async fn layers_of(&self, access: &Access, image: Loaded, progress: &Arc<Progress>) -> Result<Loaded, (Failure, bool)> {
+    async fn layers_of(
+        &self,
+        access: &Access,
+        image: Loaded,
+        progress: &Arc<Progress>,
+    ) -> Result<Loaded, (Failure, bool)> {
         let stop = Stopper(watch::Sender::new(false));
         let (store, registry) = (self.inner().clone(), self.registry().clone());
         let (access, progress, stopping) = (access.clone(), progress.clone(), stop.0.clone());

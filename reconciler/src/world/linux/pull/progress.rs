@@ -43,7 +43,12 @@ impl Progress {
 
     /// So many bytes of the blob are here.
     pub fn done(&self, digest: &Digest, bytes: u64) {
-        let at = self.index.lock().unwrap_or_else(|e| e.into_inner()).get(digest).copied();
+        let at = self
+            .index
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .get(digest)
+            .copied();
         if let Some(layer) = at.and_then(|i| self.layers.get()?.get(i)) {
             layer.done.store(bytes, Ordering::Relaxed);
         }
@@ -57,6 +62,9 @@ impl Progress {
             size: l.size,
             present: l.present,
         };
-        self.layers.get().map(|all| all.iter().map(layer).collect()).unwrap_or_default()
+        self.layers
+            .get()
+            .map(|all| all.iter().map(layer).collect())
+            .unwrap_or_default()
     }
 }

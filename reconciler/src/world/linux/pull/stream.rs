@@ -126,7 +126,10 @@ struct Tee<'a> {
 impl<'a> Tee<'a> {
     /// `None`: the blob is here.
     fn open(fetch: &'a Fetch<'a>, descriptor: &Descriptor) -> Result<Option<Tee<'a>>> {
-        let Some(writer) = fetch.content.writer(Some(descriptor.digest()), Some(descriptor.size()))? else {
+        let Some(writer) = fetch
+            .content
+            .writer(Some(descriptor.digest()), Some(descriptor.size()))?
+        else {
             return Ok(None);
         };
         let left = match writer.offset() {
@@ -184,9 +187,7 @@ impl Read for Tee<'_> {
                 self.fetch.fail(failure)
             })?;
             self.chunk = bytes;
-            self.fetch
-                .progress
-                .done(self.descriptor.digest(), self.writer.offset());
+            self.fetch.progress.done(self.descriptor.digest(), self.writer.offset());
         }
         let n = self.chunk.len().min(buf.len());
         buf[..n].copy_from_slice(&self.chunk.split_to(n));
