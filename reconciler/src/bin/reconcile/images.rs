@@ -1,5 +1,7 @@
 //! `reconcile images`: import archives, list and remove images.
 
+mod explain;
+
 use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -58,6 +60,8 @@ enum Command {
         #[arg(required = true, value_name = "REFERENCE")]
         references: Vec<String>,
     },
+    /// Show which endpoints serve a reference, in order, and where each setting was made
+    Explain(explain::Explain),
 }
 
 pub async fn run(global: &Global, args: &Images) -> Result<ExitCode> {
@@ -73,6 +77,7 @@ pub async fn run(global: &Global, args: &Images) -> Result<ExitCode> {
             session.close().await?;
             imported.map(|()| ExitCode::SUCCESS)
         }
+        Command::Explain(args) => explain::run(args),
         Command::Rm { references } => {
             let session = Session::open(global, Need::Act).await?;
             let removed = remove(&session.client, references).await;
