@@ -343,7 +343,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// `/v2/<path>/<tail>` at an endpoint, with the registry's name where the host has another.
-fn url_at(endpoint: &Endpoint, access: &Access, tail: &str) -> Url {
+pub(super) fn url_at(endpoint: &Endpoint, access: &Access, tail: &str) -> Url {
     let mut url = endpoint.url.clone();
     let base = url.path().trim_end_matches('/').to_owned();
     url.set_path(&format!("{base}/{}/{tail}", access.reference.path()));
@@ -392,7 +392,8 @@ fn answer_of(target: &Target, source: Option<String>, said: String, held: &[&Cre
 
 /// The most telling failure: a refusal over absence over configuration over an unreachable host.
 fn verdict(object: &str, mut misses: Vec<Miss>) -> Error {
-    if misses.iter().any(|miss| !miss.guess) {
+    // Where plain http only met a complaint (it may be for want of TLS), what https met tells more.
+    if misses.iter().any(|miss| !miss.guess && miss.kind != Kind::Other) {
         misses.retain(|miss| !miss.guess);
     }
     let any = |wanted: fn(&Kind) -> bool| misses.iter().any(|miss| wanted(&miss.kind));
