@@ -249,7 +249,7 @@ impl DockerConfig {
             .iter()
             .filter_map(|(key, config)| Some((weight(key, reference)?, key, config)))
             .collect();
-        matching.sort_by(|a, b| b.0.cmp(&a.0));
+        matching.sort_by_key(|(weight, ..)| std::cmp::Reverse(*weight));
         for (_, key, config) in matching {
             match Credential::from_auth_config(name, config) {
                 Ok(Some(credential)) => found.push(Credential {
