@@ -119,13 +119,13 @@ impl Global {
     /// Starts logging to stderr; `level` is what suits the subcommand.
     pub fn log(&self, level: &str) -> Result<()> {
         let level = self.log_level.as_deref().unwrap_or(level);
-        // A lone word that is no level would be taken for a module's name, and nothing would be logged.
-        if !level.contains(['=', ',']) {
-            level
-                .parse::<LevelFilter>()
-                .with_context(|| format!("--log-level {level:?}"))?;
-        }
-        let filter = EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
+        let told = || format!("--log-level {level:?}");
+        let directives = if level.contains(['=', ',']) {
+            level.to_owned()
+        } else {
+            own_lines(level.parse().with_context(told)?)
+        };
+        let filter = EnvFilter::try_new(directives).with_context(told)?;
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
@@ -134,6 +134,14 @@ impl Global {
             .init();
         Ok(())
     }
+}
+
+/// A lone level is for our own lines: the libraries below (HTTP/2 frames, the store's pages) tell warnings at most.
+fn own_lines(level: LevelFilter) -> String {
+    let libraries = level.min(LevelFilter::WARN);
+    let own = ["reconcile", "reconciler", "cri", "state", "shim"];
+    own.iter()
+        .fold(libraries.to_string(), |all, name| format!("{all},{name}={level}"))
 }
 
 /// `reconcile-shim` lies beside this program.
@@ -165,6 +173,13 @@ mod tests {
         assert_eq!(global.socket, Path::new("/s/reconcile.sock"));
         assert_eq!(global.network, Network::Cni);
         assert_eq!(global.cni_conf_dir, Path::new("/etc/cni/net.d"));
+    }
+
+    #[test]
+    fn a_lone_level_is_for_our_own_lines() {
+        let debug = own_lines(LevelFilter::DEBUG);
+        assert!(debug.starts_with("warn,") && debug.contains(",cri=debug"), "{debug}");
+        assert!(own_lines(LevelFilter::OFF).starts_with("off,"));
     }
 
     #[test]
