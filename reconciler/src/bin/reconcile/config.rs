@@ -18,6 +18,18 @@ pub struct Config {
     pub socket: Option<String>,
     pub log_level: Option<String>,
     pub network: NetworkConfig,
+    pub registry: RegistryConfig,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RegistryConfig {
+    /// Roots of `certs.d` directories, in the order of search.
+    pub certs_dirs: Option<Vec<PathBuf>>,
+    /// Bytes a second that a transfer must have over a whole window.
+    pub rate_floor: Option<u64>,
+    /// Seconds.
+    pub window: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -69,12 +81,15 @@ mod tests {
     #[test]
     fn reads_every_key() {
         let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nnetwork:\n  mode: builtin\n  \
-                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n";
+                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n\
+                    registry:\n  certsDirs: [/d]\n  rateFloor: 5\n  window: 9\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
         assert_eq!(config.log_level.as_deref(), Some("debug"));
         assert_eq!(config.network.mode, Some(Network::Builtin));
         assert_eq!(config.network.cni_bin_dirs, Some(vec!["/a".into(), "/b".into()]));
+        assert_eq!(config.registry.certs_dirs, Some(vec!["/d".into()]));
+        assert_eq!((config.registry.rate_floor, config.registry.window), (Some(5), Some(9)));
     }
 
     #[test]

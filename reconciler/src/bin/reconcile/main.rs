@@ -20,6 +20,7 @@ mod print;
 mod reset;
 mod run;
 mod serve;
+mod snapshots;
 mod tail;
 mod verdict;
 
@@ -60,8 +61,10 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
-    /// Import, list and remove images
+    /// Pull, import, list, check and remove images
     Images(images::Images),
+    /// Show what containers have written
+    Snapshots(snapshots::Snapshots),
     /// Stop and remove everything of this root: pods, network, images, records
     Reset(reset::Reset),
     /// Print a completion script
@@ -120,6 +123,7 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Logs(args)) => logs::run(global, args).await,
         Some(Command::Exec(args)) => exec::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
+        Some(Command::Snapshots(args)) => snapshots::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
         Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
     }

@@ -2,11 +2,13 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
 use reconciler::world::linux::network::Mode;
+use reconciler::world::linux::registry;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -60,6 +62,7 @@ pub struct Global {
     network: Network,
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
+    pub registry: registry::Config,
 }
 
 impl Flags {
@@ -95,6 +98,7 @@ impl Flags {
             cni_bin_dirs: network
                 .cni_bin_dirs
                 .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
+            registry: registries(file.registry),
         })
     }
 }
@@ -113,6 +117,7 @@ impl Global {
             },
             cni_conf_dir: self.cni_conf_dir.clone(),
             cni_bin_dirs: self.cni_bin_dirs.clone(),
+            registry: self.registry.clone(),
         })
     }
 
@@ -142,6 +147,15 @@ fn own_lines(level: LevelFilter) -> String {
     let own = ["reconcile", "reconciler", "cri", "state", "shim"];
     own.iter()
         .fold(libraries.to_string(), |all, name| format!("{all},{name}={level}"))
+}
+
+fn registries(file: config::RegistryConfig) -> registry::Config {
+    let default = registry::Config::default();
+    registry::Config {
+        hosts_roots: file.certs_dirs.unwrap_or(default.hosts_roots),
+        rate_floor: file.rate_floor.unwrap_or(default.rate_floor),
+        window: file.window.map_or(default.window, Duration::from_secs),
+    }
 }
 
 /// `reconcile-shim` lies beside this program.
