@@ -26,7 +26,9 @@ impl Pipe {
     fn new(fd: OwnedFd) -> std::io::Result<Pipe> {
         let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
         fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-        AsyncFd::register(File::from(fd), Interest::READABLE | Interest::WRITABLE).map(Pipe)
+        // SAFETY: a File is one open descriptor for all its life, and nothing takes it out of the AsyncFd.
+        let registered = unsafe { AsyncFd::register(File::from(fd)) };
+        registered.map(Pipe).map_err(|error| error.into_parts().1)
     }
 
     /// Reads what is there; 0 is the end.
