@@ -44,7 +44,10 @@ impl Pipe {
     /// Writes all.
     pub async fn write_all(&self, mut bytes: &[u8]) -> std::io::Result<()> {
         while !bytes.is_empty() {
-            let written = self.0.async_io(Interest::WRITABLE, |mut file| file.write(bytes)).await?;
+            let written = self
+                .0
+                .async_io(Interest::WRITABLE, |mut file| file.write(bytes))
+                .await?;
             if written == 0 {
                 return Err(ErrorKind::WriteZero.into());
             }

@@ -65,7 +65,10 @@ pub(super) async fn port_forward(
     let sandbox = services.sandbox("pod_sandbox_id", &request.pod_sandbox_id)?;
     call.about(pod_of(&sandbox), &sandbox.meta.uid);
     if sandbox.status.phase != SandboxPhase::Ready || sandbox.spec.goal == SandboxGoal::Stopped {
-        return Err(Error::precondition(format!("sandbox {}", pod_of(&sandbox)), "is not ready"));
+        return Err(Error::precondition(
+            format!("sandbox {}", pod_of(&sandbox)),
+            "is not ready",
+        ));
     }
     let wish = Wish::PortForward {
         sandbox: sandbox.meta.uid.clone(),

@@ -100,23 +100,37 @@ impl Activity {
     }
 }
 
-/// A connection's two tasks.
-pub struct Link {
-    pub out: mpsc::Sender<Out>,
+/// What can be waited for on a connection.
+#[derive(Clone, Debug)]
+pub struct Watcher {
     pub activity: Arc<Activity>,
     /// Its sender goes when nothing can be received any more.
     pub gone: watch::Receiver<()>,
+}
+
+/// Ends when the daemon does.
+pub async fn closed(mut closing: watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is an end as well.
+    let _ = closing.wait_for(|closing| *closing).await;
+}
+
+/// A connection's two tasks.
+pub struct Link {
+    pub out: mpsc::Sender<Out>,
+    pub watcher: Watcher,
     pub reader: JoinHandle<()>,
     pub writer: JoinHandle<()>,
 }
 
-impl Link {
+impl Watcher {
     /// Ends when the peer is gone.
     pub async fn gone(&self) {
         let mut gone = self.gone.clone();
         while gone.changed().await.is_ok() {}
     }
+}
 
+impl Link {
     /// Passes on what is queued, says goodbye and waits for the peer's; not for long.
     pub async fn finish(mut self) {
         let closed = async {
@@ -211,12 +225,21 @@ mod tests {
     #[test]
     fn outcomes_are_told_in_both_forms() {
         let told = |outcome: &Outcome, form| {
-            outcome.told(form).map(|bytes| String::from_utf8(bytes.to_vec()).unwrap())
+            outcome
+                .told(form)
+                .map(|bytes| String::from_utf8(bytes.to_vec()).unwrap())
         };
         assert_eq!(told(&Outcome::Success, Form::Text), None);
-        assert!(told(&Outcome::Success, Form::Json).unwrap().contains(r#""status":"Success""#));
+        assert!(
+            told(&Outcome::Success, Form::Json)
+                .unwrap()
+                .contains(r#""status":"Success""#)
+        );
         let exit: serde_json::Value = serde_json::from_str(&told(&Outcome::Exit(7), Form::Json).unwrap()).unwrap();
-        assert_eq!(exit["details"]["causes"][0], json!({ "reason": "ExitCode", "message": "7" }));
+        assert_eq!(
+            exit["details"]["causes"][0],
+            json!({ "reason": "ExitCode", "message": "7" })
+        );
         assert_eq!(told(&Outcome::Failure("no".into()), Form::Text).as_deref(), Some("no"));
     }
 

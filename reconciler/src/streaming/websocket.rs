@@ -14,7 +14,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
-use super::channels::{Activity, Incoming, Link, Out, PIECE, QUEUE};
+use super::channels::{Activity, Incoming, Link, Out, PIECE, QUEUE, Watcher};
 
 /// Longest message taken, bytes.
 const LIMIT: usize = 1 << 20;
@@ -88,7 +88,7 @@ where
                 tracing::debug!("WebSocket message without a channel");
                 return;
             };
-            if protocol.is_v5 && channel == CLOSE.into() {
+            if protocol.is_v5 && channel == u32::from(CLOSE) {
                 senders.retain(|(number, _)| bytes.first().map(|n| u32::from(*n)) != Some(*number));
                 continue;
             }
@@ -124,8 +124,7 @@ where
     });
     let link = Link {
         out,
-        activity,
-        gone,
+        watcher: Watcher { activity, gone },
         reader,
         writer,
     };

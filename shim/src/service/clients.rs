@@ -108,10 +108,14 @@ impl Service {
     /// Gives descriptors to a caller, in front of the answer. One who does not take them at once is cut off.
     pub fn hand_over(&mut self, (key, stream): Caller, streams: &Streams, fds: &[RawFd]) -> bool {
         let frame = frame::encode(stream, Kind::Data, streams);
-        let is_sent = self.clients.iter().find(|client| client.key == key).is_some_and(|client| {
-            let sent = || sys::send(client.stream.as_raw_fd(), &frame, fds);
-            client.output.is_empty() && sent().is_ok_and(|sent| sent == frame.len())
-        });
+        let is_sent = self
+            .clients
+            .iter()
+            .find(|client| client.key == key)
+            .is_some_and(|client| {
+                let sent = || sys::send(client.stream.as_raw_fd(), &frame, fds);
+                client.output.is_empty() && sent().is_ok_and(|sent| sent == frame.len())
+            });
         if !is_sent {
             self.hang_up(key);
         }

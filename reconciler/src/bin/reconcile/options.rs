@@ -2,10 +2,12 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
+use reconciler::streaming::Settings;
 use reconciler::world::linux::network::Mode;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
@@ -60,6 +62,7 @@ pub struct Global {
     network: Network,
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
+    streaming: Settings,
 }
 
 impl Flags {
@@ -85,6 +88,13 @@ impl Flags {
             }
         };
         let network = file.network;
+        let mut streaming = Settings::default();
+        if let Some(address) = file.streaming.address {
+            streaming.address = address;
+        }
+        if let Some(seconds) = file.streaming.idle_seconds {
+            streaming.idle = Duration::from_secs(seconds.get());
+        }
         Ok(Global {
             root: absolute("--root", &self.root, &file.root, "/var/lib/reconcile")?,
             state,
@@ -95,6 +105,7 @@ impl Flags {
             cni_bin_dirs: network
                 .cni_bin_dirs
                 .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
+            streaming,
         })
     }
 }
@@ -114,6 +125,11 @@ impl Global {
             cni_conf_dir: self.cni_conf_dir.clone(),
             cni_bin_dirs: self.cni_bin_dirs.clone(),
         })
+    }
+
+    /// How the streaming server listens.
+    pub fn streaming(&self) -> Settings {
+        self.streaming.clone()
     }
 
     /// Starts logging to stderr; `level` is what suits the subcommand.

@@ -61,7 +61,9 @@ impl Writer {
         loop {
             let done = (self.0.total_in() - before) as usize;
             let rest = plain.get(done..).unwrap_or_default();
-            self.0.compress_vec(rest, &mut out, FlushCompress::Sync).map_err(broken)?;
+            self.0
+                .compress_vec(rest, &mut out, FlushCompress::Sync)
+                .map_err(broken)?;
             // All is out once there is room left behind it.
             if out.len() < out.capacity() {
                 return Ok(out);

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::channels::{Activity, Incoming, Link, Out, Outgoing, PIECE, QUEUE};
+use super::channels::{Activity, Incoming, Link, Out, Outgoing, PIECE, QUEUE, Watcher};
 use headers::Headers;
 
 const CONTROL: u32 = 1 << 31;
@@ -123,8 +123,7 @@ impl Connection {
         });
         let link = Link {
             out,
-            activity,
-            gone,
+            watcher: Watcher { activity, gone },
             reader,
             writer,
         };
@@ -236,7 +235,9 @@ impl<T: AsyncRead> Reading<T> {
     async fn control(&mut self, kind: u16, flags: u8, body: &[u8]) -> io::Result<()> {
         let word = |at: usize| {
             let bytes = body.get(at..).and_then(|rest| rest.first_chunk());
-            bytes.map(|bytes| u32::from_be_bytes(*bytes)).ok_or_else(|| invalid("a frame cut short"))
+            bytes
+                .map(|bytes| u32::from_be_bytes(*bytes))
+                .ok_or_else(|| invalid("a frame cut short"))
         };
         match kind {
             SYN_STREAM => {
@@ -270,7 +271,7 @@ impl<T: AsyncRead> Reading<T> {
         Ok(())
     }
 
-    async fn say(&self, out: Out) -> io::Result<()> {
+    async fn say(&mut self, out: Out) -> io::Result<()> {
         self.out.send(out).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
@@ -399,17 +400,21 @@ mod tests {
         let mut near = client.open(Headers::new()).await.unwrap();
         drop(server);
         assert_eq!(near.incoming.recv().await, None);
-        client.link.gone().await;
+        client.link.watcher.gone().await;
     }
 
     #[tokio::test]
     async fn garbage_ends_the_connection() {
         use tokio::io::AsyncWriteExt;
-        for bytes in [&[0xff; 64][..], &[0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff], &[0x80, 3, 0, 3, 0, 0, 0, 1, 9]] {
+        for bytes in [
+            &[0xff; 64][..],
+            &[0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff],
+            &[0x80, 3, 0, 3, 0, 0, 0, 1, 9],
+        ] {
             let (mut near, far) = tokio::io::duplex(1 << 10);
             let server = Connection::new(far, Role::Server).unwrap();
             near.write_all(bytes).await.unwrap();
-            server.link.gone().await;
+            server.link.watcher.gone().await;
         }
     }
 }
