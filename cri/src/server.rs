@@ -308,7 +308,7 @@ fn is_known(rpc: &str) -> bool {
 
 /// Does the RPC change anything?
 fn changes(rpc: &str) -> bool {
-    const CHANGES: [&str; 15] = [
+    const CHANGES: [&str; 16] = [
         "Run",
         "Stop",
         "Remove",
@@ -324,6 +324,7 @@ fn changes(rpc: &str) -> bool {
         "Checkpoint",
         "Restore",
         "Attach",
+        "PortForward",
     ];
     rpc != "RuntimeConfig" && CHANGES.iter().any(|verb| rpc.starts_with(verb))
 }

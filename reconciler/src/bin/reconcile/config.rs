@@ -1,5 +1,7 @@
 //! The configuration file: the flags' settings, written down. A flag or an environment variable wins over it.
 
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -19,6 +21,7 @@ pub struct Config {
     pub log_level: Option<String>,
     pub network: NetworkConfig,
     pub registry: RegistryConfig,
+    pub streaming: StreamingConfig,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -40,6 +43,16 @@ pub struct NetworkConfig {
     pub cni_conf_dir: Option<PathBuf>,
     /// Where CNI plugins lie, in the order of search.
     pub cni_bin_dirs: Option<Vec<PathBuf>>,
+}
+
+/// The server for exec, attach and port-forward.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StreamingConfig {
+    /// Address and port; port 0 takes a free one.
+    pub address: Option<SocketAddr>,
+    /// Seconds without any traffic after which a session is ended.
+    pub idle_seconds: Option<NonZeroU64>,
 }
 
 /// Reads `path`, a file or a directory with a `config.yaml`. What is not there says nothing, unless the path itself

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
+use reconciler::streaming::Settings;
 use reconciler::world::linux::network::Mode;
 use reconciler::world::linux::registry;
 use serde::Deserialize;
@@ -63,6 +64,7 @@ pub struct Global {
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
     pub registry: registry::Config,
+    streaming: Settings,
 }
 
 impl Flags {
@@ -88,6 +90,13 @@ impl Flags {
             }
         };
         let network = file.network;
+        let mut streaming = Settings::default();
+        if let Some(address) = file.streaming.address {
+            streaming.address = address;
+        }
+        if let Some(seconds) = file.streaming.idle_seconds {
+            streaming.idle = Duration::from_secs(seconds.get());
+        }
         Ok(Global {
             root: absolute("--root", &self.root, &file.root, "/var/lib/reconcile")?,
             state,
@@ -99,6 +108,7 @@ impl Flags {
                 .cni_bin_dirs
                 .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
             registry: registries(file.registry),
+            streaming,
         })
     }
 }
@@ -119,6 +129,11 @@ impl Global {
             cni_bin_dirs: self.cni_bin_dirs.clone(),
             registry: self.registry.clone(),
         })
+    }
+
+    /// How the streaming server listens.
+    pub fn streaming(&self) -> Settings {
+        self.streaming.clone()
     }
 
     /// Starts logging to stderr; `level` is what suits the subcommand.
