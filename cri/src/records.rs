@@ -21,7 +21,7 @@ use state::resource::API_VERSION;
 use state::sandbox::SandboxKind;
 use state::store::Event;
 use state::{Container, Kind, Meta, Object, Pod, Reference};
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status};
 
 use crate::answer::{Answer, Answers, answer, bounded};
@@ -137,6 +137,9 @@ fn watch(services: &Services, request: v1::WatchRequest) -> Result<Answers<v1::W
     }
 }
 
+/// Changes that a client may leave unread.
+const UNREAD: usize = 4096;
+
 /// Ends when the server stops; a client that fell behind is told to watch again.
 fn watch_kind<K: Kind>(services: &Services, uid: String) -> Answers<v1::WatchResponse> {
     let change = move |event: Event<K>| {
@@ -152,7 +155,7 @@ fn watch_kind<K: Kind>(services: &Services, uid: String) -> Answers<v1::WatchRes
     };
     let behind = Err(Status::aborted("the watch fell behind; watch again"));
     let closing = services.clone();
-    let changes = UnboundedReceiverStream::new(services.store.watch::<K>()).filter_map(change);
+    let changes = ReceiverStream::new(services.store.watch_bounded::<K>(UNREAD)).filter_map(change);
     let changes = changes.chain(futures::stream::iter([behind]));
     Box::pin(changes.take_until(async move { closing.closed().await }))
 }

@@ -135,6 +135,7 @@ impl Runtime {
         tasks.spawn(watch_network(cx.clone()));
         tasks.spawn(sweep_always(cx.clone()));
         tasks.spawn(empty_trash(cx.clone()));
+        tasks.spawn(node::sample::run(cx.clone()));
         Ok(Running { cx, tasks })
     }
 

@@ -14,5 +14,6 @@ pub mod passwd;
 pub mod shims;
 pub mod trash;
 pub mod unpack;
+pub mod usage;
 pub mod watch;
 mod xattr;
