@@ -12,6 +12,7 @@ use tokio::sync::{RwLock, watch};
 use tonic::Code;
 
 use crate::error::{Error, Result};
+use crate::runtime::Feed;
 
 /// What a pass over everything did, or would do.
 #[derive(Clone, Debug, Default)]
@@ -74,6 +75,8 @@ pub struct Services {
     pub(crate) settle: Arc<RwLock<()>>,
     /// Becomes true when the server stops; streams and waits end then.
     pub(crate) closing: watch::Receiver<bool>,
+    /// What GetContainerEvents tells.
+    pub(crate) feed: Arc<Feed>,
     counts: Arc<Mutex<BTreeMap<(String, i32), u64>>>,
 }
 
@@ -85,6 +88,7 @@ impl Services {
             config: Arc::new(config),
             settle: Arc::default(),
             closing,
+            feed: Arc::default(),
             counts: Arc::default(),
         }
     }
@@ -188,7 +192,7 @@ impl Services {
 }
 
 /// A create on trial is hidden until its goal holds, lest the client start the next attempt beside it.
-fn sandbox_visible(sandbox: &PodSandbox) -> bool {
+pub(crate) fn sandbox_visible(sandbox: &PodSandbox) -> bool {
     // Who stopped it knew it, whether its own caller was answered or not.
     let stopped = sandbox.spec.goal == SandboxGoal::Stopped;
     let ready = sandbox.status.phase == SandboxPhase::Ready;
