@@ -34,7 +34,8 @@ use crate::services::Services;
 #[tonic::async_trait]
 impl v1::records_server::Records for Services {
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Answer<v1::ApplyResponse> {
-        answer(apply::apply(self, request.into_inner()).await)
+        let (_, request) = Call::open(request);
+        answer(apply::apply(self, request).await)
     }
 
     async fn delete(&self, request: Request<v1::DeleteRequest>) -> Answer<v1::DeleteResponse> {
@@ -53,7 +54,8 @@ impl v1::records_server::Records for Services {
     }
 
     async fn once(&self, request: Request<v1::OnceRequest>) -> Answer<v1::OnceResponse> {
-        answer(once(self, request.into_inner().dry_run).await)
+        let (_, request) = Call::open(request);
+        answer(once(self, request.dry_run).await)
     }
 }
 

@@ -1,7 +1,6 @@
 //! What every handler has at hand: the store, the settings, and how an id becomes a record.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use state::container::{ContainerKind, ContainerPhase};
@@ -9,7 +8,6 @@ use state::node::{LOCAL, NodeKind};
 use state::sandbox::{SandboxGoal, SandboxKind, SandboxPhase};
 use state::{Container, Kind, Node, Object, PodSandbox, Store, Truth};
 use tokio::sync::{RwLock, watch};
-use tonic::Code;
 
 use crate::error::{Error, Result};
 use crate::runtime::Feed;
@@ -57,15 +55,6 @@ impl Default for Config {
     }
 }
 
-/// How often one method ended with one code.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Count {
-    /// `/package.Service/Method`
-    pub method: String,
-    pub code: Code,
-    pub calls: u64,
-}
-
 /// The services over one store; clones share everything.
 #[derive(Clone)]
 pub struct Services {
@@ -77,7 +66,6 @@ pub struct Services {
     pub(crate) closing: watch::Receiver<bool>,
     /// What GetContainerEvents tells.
     pub(crate) feed: Arc<Feed>,
-    counts: Arc<Mutex<BTreeMap<(String, i32), u64>>>,
 }
 
 impl Services {
@@ -89,24 +77,6 @@ impl Services {
             settle: Arc::default(),
             closing,
             feed: Arc::default(),
-            counts: Arc::default(),
-        }
-    }
-
-    /// Calls so far by method and code, for metrics.
-    pub fn counts(&self) -> Vec<Count> {
-        let counts = self.counts.lock().map(|c| c.clone()).unwrap_or_default();
-        let count = |((method, code), calls)| Count {
-            method,
-            code: Code::from_i32(code),
-            calls,
-        };
-        counts.into_iter().map(count).collect()
-    }
-
-    pub(crate) fn count(&self, method: &str, code: Code) {
-        if let Ok(mut counts) = self.counts.lock() {
-            *counts.entry((method.to_owned(), code.into())).or_default() += 1;
         }
     }
 

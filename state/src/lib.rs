@@ -20,6 +20,7 @@ pub mod container;
 pub mod debt;
 pub mod error;
 pub mod image;
+pub mod meter;
 pub mod node;
 pub mod pod;
 pub mod reference;

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 use crate::kinds::{self, conflict};
+use crate::meter::Meter;
 use crate::resource::{Kind, MAX_RECORD, Meta, Object};
 use crate::usage;
 pub use crate::watch::Event;
@@ -114,6 +115,11 @@ impl Store {
             owner: Some(owner),
         };
         Ok((Store { inner: Arc::new(inner) }, opened))
+    }
+
+    /// What this program counts of itself.
+    pub fn meter(&self) -> &Meter {
+        &self.inner.published.meter
     }
 
     /// Random id of this root, 32 hex digits, made once. Its first 8 digits are the instance in world names.

@@ -10,6 +10,7 @@ use tokio::sync::mpsc::{Receiver, UnboundedReceiver, channel, unbounded_channel}
 
 use crate::error::{Error, Result};
 use crate::index::Index;
+use crate::meter::Meter;
 use crate::resource::{Kind, Object};
 
 /// A change of one record, published after it is durable (statuses: at once).
@@ -193,14 +194,17 @@ impl<K: Kind> Drop for Waiter<'_, K> {
 
 /// A [`Live`] a kind.
 #[derive(Default)]
-pub(crate) struct Published(RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+pub(crate) struct Published {
+    tables: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    pub meter: Meter,
+}
 
 impl Published {
     pub fn of<K: Kind>(&self) -> Arc<Live<K>> {
         let key = TypeId::of::<K>();
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let known = self.tables.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         let table = known.unwrap_or_else(|| {
-            let mut tables = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
             tables
                 .entry(key)
                 .or_insert_with(|| Arc::new(Live::<K>::default()))

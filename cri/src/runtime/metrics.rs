@@ -3,7 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use state::sandbox::SandboxPhase;
+use state::Kind;
+use state::container::ContainerKind;
+use state::debt::DebtKind;
+use state::image::ImageKind;
+use state::meter::escaped;
+use state::pod::PodKind;
+use state::sandbox::{SandboxKind, SandboxPhase};
 use state::usage::Ask;
 
 use super::{stats, v1};
@@ -50,8 +56,25 @@ pub(super) async fn sandboxes(services: &Services) -> Result<Vec<v1::PodSandboxM
 }
 
 impl Services {
-    /// The metrics of ListPodSandboxMetrics in Prometheus' text format, version 0.0.4. Samples the node.
-    pub async fn pod_metrics(&self) -> Result<String> {
+    /// Everything for Prometheus, in its text format, version 0.0.4: what this program counts of itself, then the
+    /// metrics of ListPodSandboxMetrics. Samples the node.
+    pub async fn prometheus(&self) -> Result<String> {
+        let meter = self.store.meter();
+        for (kind, number) in [
+            (PodKind::KIND, self.store.list::<PodKind>().len()),
+            (SandboxKind::KIND, self.store.list::<SandboxKind>().len()),
+            (ContainerKind::KIND, self.store.list::<ContainerKind>().len()),
+            (ImageKind::KIND, self.store.list::<ImageKind>().len()),
+            (DebtKind::KIND, self.store.list::<DebtKind>().len()),
+        ] {
+            meter.set("reconcile_records", &[("kind", kind)], number as f64);
+        }
+        let mut text = meter.text();
+        text.push_str(&self.pod_metrics().await?);
+        Ok(text)
+    }
+
+    async fn pod_metrics(&self) -> Result<String> {
         let descriptors = descriptors(self).await?.descriptors;
         let pods = sandboxes(self).await?;
         let all = pods.iter().flat_map(|pod| {
@@ -86,10 +109,6 @@ fn family(text: &mut String, descriptor: &v1::MetricDescriptor, samples: &[&v1::
         let value = sample.value.as_ref().map_or(0, |value| value.value);
         let _ = writeln!(text, "{name}{{{}}} {value}", labels.join(","));
     }
-}
-
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -221,7 +221,8 @@ impl v1::runtime_service_server::RuntimeService for Services {
         &self,
         request: Request<v1::UpdateRuntimeConfigRequest>,
     ) -> Answer<v1::UpdateRuntimeConfigResponse> {
-        answer(node::update_config(self, request.into_inner()).await)
+        let (_, request) = Call::open(request);
+        answer(node::update_config(self, request).await)
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
