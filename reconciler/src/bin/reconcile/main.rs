@@ -8,18 +8,21 @@ mod containers;
 mod delete;
 mod describe;
 mod documents;
+mod events;
 mod exec;
 mod get;
 mod images;
 mod kinds;
 mod local;
 mod logs;
+mod metrics;
 mod once;
 mod options;
 mod print;
 mod reset;
 mod run;
 mod serve;
+mod stats;
 mod tail;
 mod verdict;
 
@@ -60,6 +63,10 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
+    /// Show what running containers use
+    Stats(stats::Stats),
+    /// Show what happened to pods and containers
+    Events(events::Events),
     /// Import, list and remove images
     Images(images::Images),
     /// Stop and remove everything of this root: pods, network, images, records
@@ -119,6 +126,8 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Delete(args)) => delete::run(global, args).await,
         Some(Command::Logs(args)) => logs::run(global, args).await,
         Some(Command::Exec(args)) => exec::run(global, args).await,
+        Some(Command::Stats(args)) => stats::run(global, args).await,
+        Some(Command::Events(args)) => events::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
         Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
