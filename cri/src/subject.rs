@@ -112,7 +112,9 @@ fn handler(name: &str) -> String {
 
 fn of_config(config: Option<&v1::PodSandboxConfig>) -> String {
     let metadata = config.and_then(|config| config.metadata.as_ref());
-    metadata.map(|m| format!("{:.253}/{:.253}", m.namespace, m.name)).unwrap_or_default()
+    metadata
+        .map(|m| format!("{:.253}/{:.253}", m.namespace, m.name))
+        .unwrap_or_default()
 }
 
 /// Ids of requests are the client's words until they are looked up.
@@ -168,7 +170,9 @@ impl Wish for v1::RestorePodRequest {
     }
 
     fn hide(&mut self) {
-        self.container_configs.iter_mut().for_each(|config| hide_environment(Some(config)));
+        self.container_configs
+            .iter_mut()
+            .for_each(|config| hide_environment(Some(config)));
     }
 }
 
@@ -178,7 +182,11 @@ impl Wish for v1::PullImageRequest {
     fn about(&self) -> About {
         About {
             pod: of_config(self.sandbox_config.as_ref()),
-            id: self.image.as_ref().map(|image| format!("{:.500}", image.image)).unwrap_or_default(),
+            id: self
+                .image
+                .as_ref()
+                .map(|image| format!("{:.500}", image.image))
+                .unwrap_or_default(),
             handler: String::new(),
         }
     }
@@ -279,7 +287,10 @@ mod tests {
         };
         create.hide();
         let shown = format!("{create:?}");
-        assert!(!shown.contains(&format!("{:?}", b"s3cret")) && shown.contains("TOKEN"), "{shown}");
+        assert!(
+            !shown.contains(&format!("{:?}", b"s3cret")) && shown.contains("TOKEN"),
+            "{shown}"
+        );
 
         let document = records::Document {
             kind: "Pod".into(),

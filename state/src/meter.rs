@@ -10,14 +10,29 @@ use std::time::Duration;
 /// What each name means, and in which unit.
 const HELP: &[(&str, &str)] = &[
     ("reconcile_rpc_total", "Calls by operation, code and runtime handler."),
-    ("reconcile_rpc_seconds", "Time to the answer of a call, or to the first of a stream."),
+    (
+        "reconcile_rpc_seconds",
+        "Time to the answer of a call, or to the first of a stream.",
+    ),
     ("reconcile_passes_total", "Passes over objects by kind and result."),
     ("reconcile_pass_seconds", "Duration of a pass by kind."),
-    ("reconcile_stages_total", "Steps taken or refused by kind, stage and result."),
-    ("reconcile_repairs_total", "Stages made anew that had been lost or damaged."),
+    (
+        "reconcile_stages_total",
+        "Steps taken or refused by kind, stage and result.",
+    ),
+    (
+        "reconcile_repairs_total",
+        "Stages made anew that had been lost or damaged.",
+    ),
     ("reconcile_queue_depth", "Objects that wait to be looked at."),
-    ("reconcile_ready_seconds", "Time from the wish of a new object to its being ready."),
-    ("reconcile_orphans_swept_total", "Things bearing our mark that no record knew."),
+    (
+        "reconcile_ready_seconds",
+        "Time from the wish of a new object to its being ready.",
+    ),
+    (
+        "reconcile_orphans_swept_total",
+        "Things bearing our mark that no record knew.",
+    ),
     ("reconcile_commit_seconds", "Time to make a batch of records durable."),
     ("reconcile_records", "Records by kind."),
 ];
@@ -68,34 +83,54 @@ impl Meter {
 
     /// Counts one more.
     pub fn count(&self, name: &'static str, labels: Labels) {
-        self.with(name, labels, || Value::Count(0), |value| {
-            if let Value::Count(n) = value {
-                *n += 1;
-            }
-        });
+        self.with(
+            name,
+            labels,
+            || Value::Count(0),
+            |value| {
+                if let Value::Count(n) = value {
+                    *n += 1;
+                }
+            },
+        );
     }
 
     /// Says how much there is now.
     pub fn set(&self, name: &'static str, labels: Labels, level: f64) {
-        self.with(name, labels, || Value::Level(level), |value| *value = Value::Level(level));
+        self.with(
+            name,
+            labels,
+            || Value::Level(level),
+            |value| *value = Value::Level(level),
+        );
     }
 
     /// Adds a duration.
     pub fn time(&self, name: &'static str, labels: Labels, took: Duration) {
-        self.with(name, labels, || Value::Times(Times::default()), |value| {
-            if let Value::Times(times) = value {
-                let seconds = took.as_secs_f64();
-                times.sum += seconds;
-                times.buckets[BOUNDS.partition_point(|bound| *bound < seconds)] += 1;
-            }
-        });
+        self.with(
+            name,
+            labels,
+            || Value::Times(Times::default()),
+            |value| {
+                if let Value::Times(times) = value {
+                    let seconds = took.as_secs_f64();
+                    times.sum += seconds;
+                    times.buckets[BOUNDS.partition_point(|bound| *bound < seconds)] += 1;
+                }
+            },
+        );
     }
 
     /// Total of the counters of a name whose labels hold all of `labels`.
     pub fn total(&self, name: &str, labels: Labels) -> u64 {
-        let wanted: Vec<_> = labels.iter().map(|label| written(std::slice::from_ref(label))).collect();
+        let wanted: Vec<_> = labels
+            .iter()
+            .map(|label| written(std::slice::from_ref(label)))
+            .collect();
         let series = self.lock();
-        let fits = series.iter().filter(|((n, have), _)| *n == name && wanted.iter().all(|w| have.contains(w.as_str())));
+        let fits = series
+            .iter()
+            .filter(|((n, have), _)| *n == name && wanted.iter().all(|w| have.contains(w.as_str())));
         fits.map(|(_, value)| match value {
             Value::Count(n) => *n,
             _ => 0,
@@ -109,7 +144,10 @@ impl Meter {
         let mut last = "";
         for ((name, labels), value) in self.lock().iter() {
             if *name != last {
-                let help = HELP.iter().find(|(known, _)| known == name).map_or("", |(_, help)| help);
+                let help = HELP
+                    .iter()
+                    .find(|(known, _)| known == name)
+                    .map_or("", |(_, help)| help);
                 let kind = match value {
                     Value::Count(_) => "counter",
                     Value::Level(_) => "gauge",
@@ -137,7 +175,11 @@ fn write_value(text: &mut String, name: &str, labels: &str, value: &Value) {
                 below += n;
                 let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {below}");
             }
-            writeln!(text, "{name}_sum{{{labels}}} {}\n{name}_count{{{labels}}} {below}", times.sum)
+            writeln!(
+                text,
+                "{name}_sum{{{labels}}} {}\n{name}_count{{{labels}}} {below}",
+                times.sum
+            )
         }
     };
 }

@@ -254,7 +254,12 @@ mod tests {
         let (answer, ()) = tokio::join!(mailbox.ask(Ask::default()), async {
             let (_, reply) = questions.recv().await.unwrap();
             let able = Able { pressure: true };
-            reply.send(Answer { able, ..Answer::default() }).unwrap();
+            reply
+                .send(Answer {
+                    able,
+                    ..Answer::default()
+                })
+                .unwrap();
         });
         assert!(answer.unwrap().able.pressure);
         drop(questions);

@@ -202,7 +202,12 @@ pub(crate) struct Published {
 impl Published {
     pub fn of<K: Kind>(&self) -> Arc<Live<K>> {
         let key = TypeId::of::<K>();
-        let known = self.tables.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let known = self
+            .tables
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+            .cloned();
         let table = known.unwrap_or_else(|| {
             let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
             tables

@@ -143,7 +143,9 @@ impl Writer {
             }
             all
         });
-        self.published.meter.time("reconcile_commit_seconds", &[], begun.elapsed());
+        self.published
+            .meter
+            .time("reconcile_commit_seconds", &[], begun.elapsed());
         committed
     }
 

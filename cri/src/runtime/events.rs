@@ -60,7 +60,10 @@ impl Feed {
     fn tell(&self, happening: Happening) {
         let mut spread = self.lock();
         let happening = Arc::new(happening);
-        let told = spread.sender.as_ref().is_some_and(|sender| sender.send(happening.clone()).is_ok());
+        let told = spread
+            .sender
+            .as_ref()
+            .is_some_and(|sender| sender.send(happening.clone()).is_ok());
         if !told {
             spread.unread.push_back((Instant::now(), happening));
         }
@@ -85,7 +88,12 @@ pub(super) fn subscribe(services: &Services) -> Answers<v1::ContainerEventRespon
             }
         };
         let fresh = |(at, _): &(Instant, Arc<Happening>)| at.elapsed() <= KEPT;
-        let before: Vec<_> = spread.unread.drain(..).filter(fresh).map(|(_, happening)| happening).collect();
+        let before: Vec<_> = spread
+            .unread
+            .drain(..)
+            .filter(fresh)
+            .map(|(_, happening)| happening)
+            .collect();
         (before, receiver)
     };
     let (rest, closing) = (services.clone(), services.clone());
@@ -335,8 +343,16 @@ mod tests {
     #[test]
     fn what_never_began_was_not_started() {
         let mut follower = ready();
-        follower.take(Change::Container(Event::Applied(container("c", ContainerPhase::Created, 0))));
-        follower.take(Change::Container(Event::Applied(container("c", ContainerPhase::Exited, 0))));
+        follower.take(Change::Container(Event::Applied(container(
+            "c",
+            ContainerPhase::Created,
+            0,
+        ))));
+        follower.take(Change::Container(Event::Applied(container(
+            "c",
+            ContainerPhase::Exited,
+            0,
+        ))));
         let expected = [ContainerCreatedEvent, ContainerStoppedEvent];
         assert_eq!(told(&mut follower), expected.map(|kind| ("c".to_owned(), kind)));
     }
@@ -347,9 +363,21 @@ mod tests {
         let mut trial = container("c", ContainerPhase::Pending, 0);
         Arc::make_mut(&mut trial).meta.ready_by = Some(1);
         follower.take(Change::Container(Event::Applied(trial)));
-        follower.take(Change::Container(Event::Applied(container("d", ContainerPhase::Running, 3))));
-        follower.take(Change::Container(Event::Applied(container("d", ContainerPhase::Unknown, 3))));
-        follower.take(Change::Container(Event::Applied(container("d", ContainerPhase::Running, 3))));
+        follower.take(Change::Container(Event::Applied(container(
+            "d",
+            ContainerPhase::Running,
+            3,
+        ))));
+        follower.take(Change::Container(Event::Applied(container(
+            "d",
+            ContainerPhase::Unknown,
+            3,
+        ))));
+        follower.take(Change::Container(Event::Applied(container(
+            "d",
+            ContainerPhase::Running,
+            3,
+        ))));
         let events: Vec<_> = follower.happened.iter().map(|h| (h.kind, h.containers.len())).collect();
         assert_eq!(events, [(ContainerCreatedEvent, 1), (ContainerStartedEvent, 1)]);
         assert!(follower.happened.windows(2).all(|pair| pair[0].at < pair[1].at));

@@ -105,7 +105,9 @@ fn family(text: &mut String, descriptor: &v1::MetricDescriptor, samples: &[&v1::
     let _ = writeln!(text, "# HELP {name} {}\n# TYPE {name} {kind}", descriptor.help);
     for sample in samples {
         let labels = descriptor.label_keys.iter().zip(&sample.label_values);
-        let labels: Vec<_> = labels.map(|(key, value)| format!("{key}=\"{}\"", escaped(value))).collect();
+        let labels: Vec<_> = labels
+            .map(|(key, value)| format!("{key}=\"{}\"", escaped(value)))
+            .collect();
         let value = sample.value.as_ref().map_or(0, |value| value.value);
         let _ = writeln!(text, "{name}{{{}}} {value}", labels.join(","));
     }

@@ -189,7 +189,11 @@ impl v1::runtime_service_server::RuntimeService for Services {
         request: Request<v1::StreamContainerStatsRequest>,
     ) -> Answer<Self::StreamContainerStatsStream> {
         let stats = stats::containers(self, request.into_inner().filter).await;
-        answer(stats.map(|all| chunked(all, |container_stats| v1::StreamContainerStatsResponse { container_stats })))
+        answer(stats.map(|all| {
+            chunked(all, |container_stats| v1::StreamContainerStatsResponse {
+                container_stats,
+            })
+        }))
     }
 
     async fn pod_sandbox_stats(
@@ -214,7 +218,11 @@ impl v1::runtime_service_server::RuntimeService for Services {
         request: Request<v1::StreamPodSandboxStatsRequest>,
     ) -> Answer<Self::StreamPodSandboxStatsStream> {
         let stats = stats::sandboxes(self, request.into_inner().filter).await;
-        answer(stats.map(|all| chunked(all, |pod_sandbox_stats| v1::StreamPodSandboxStatsResponse { pod_sandbox_stats })))
+        answer(stats.map(|all| {
+            chunked(all, |pod_sandbox_stats| v1::StreamPodSandboxStatsResponse {
+                pod_sandbox_stats,
+            })
+        }))
     }
 
     async fn update_runtime_config(
@@ -263,7 +271,10 @@ impl v1::runtime_service_server::RuntimeService for Services {
     ) -> Answer<v1::ListPodSandboxMetricsResponse> {
         let metrics = metrics::sandboxes(self).await;
         answer(metrics.and_then(|pod_metrics| {
-            bounded("ListPodSandboxMetrics", v1::ListPodSandboxMetricsResponse { pod_metrics })
+            bounded(
+                "ListPodSandboxMetrics",
+                v1::ListPodSandboxMetricsResponse { pod_metrics },
+            )
         }))
     }
 
@@ -275,7 +286,9 @@ impl v1::runtime_service_server::RuntimeService for Services {
     ) -> Answer<Self::StreamPodSandboxMetricsStream> {
         let metrics = metrics::sandboxes(self).await;
         answer(metrics.map(|all| {
-            chunked(all, |pod_sandbox_metrics| v1::StreamPodSandboxMetricsResponse { pod_sandbox_metrics })
+            chunked(all, |pod_sandbox_metrics| v1::StreamPodSandboxMetricsResponse {
+                pod_sandbox_metrics,
+            })
         }))
     }
 

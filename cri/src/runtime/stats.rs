@@ -33,7 +33,10 @@ fn one(container: &Container, answer: &Answer, store: &str) -> v1::ContainerStat
 
 /// Directory of the image store, where writable layers are too.
 fn store(services: &Services) -> String {
-    services.node().map(|node| node.status.image_store.clone()).unwrap_or_default()
+    services
+        .node()
+        .map(|node| node.status.image_store.clone())
+        .unwrap_or_default()
 }
 
 /// One entry for each container that runs.
@@ -69,7 +72,12 @@ pub(super) async fn sandbox(
     request: v1::PodSandboxStatsRequest,
 ) -> Result<v1::PodSandboxStatsResponse> {
     let sandbox = services.sandbox("pod_sandbox_id", &request.pod_sandbox_id)?;
-    let not_ready = || Error::Unavailable(format!("sandbox {}: is not ready, so it has no stats", pod_of(&sandbox)));
+    let not_ready = || {
+        Error::Unavailable(format!(
+            "sandbox {}: is not ready, so it has no stats",
+            pod_of(&sandbox)
+        ))
+    };
     if sandbox.status.phase != SandboxPhase::Ready {
         return Err(not_ready());
     }

@@ -36,7 +36,10 @@ fn plain(value: u64) -> Samples {
 
 fn labelled<const N: usize>(samples: [(&[&str], u64); N]) -> Samples {
     let owned = |labels: &[&str]| labels.iter().map(|&label| label.to_owned()).collect();
-    samples.into_iter().map(|(labels, value)| (owned(labels), value)).collect()
+    samples
+        .into_iter()
+        .map(|(labels, value)| (owned(labels), value))
+        .collect()
 }
 
 fn by_disk(from: &Sampled, value: fn(&Disk) -> u64) -> Samples {
@@ -53,7 +56,9 @@ fn seconds(ns: u64) -> u64 {
 }
 
 fn stalled(pressure: Option<Pressure>, of: fn(&Pressure) -> u64) -> Samples {
-    pressure.map(|pressure| plain(seconds(of(&pressure)))).unwrap_or_default()
+    pressure
+        .map(|pressure| plain(seconds(of(&pressure))))
+        .unwrap_or_default()
 }
 
 /// A limit as it was asked for: 0 is none, as cAdvisor has it.
@@ -220,7 +225,9 @@ pub(crate) fn descriptors(able: &Able) -> Vec<v1::MetricDescriptor> {
     };
     let containers = CONTAINER.iter().filter(|family| can(able, family));
     let containers = containers.map(|family| descriptor(family.name, family.help, family.labels));
-    let network = NETWORK.iter().map(|family| descriptor(family.name, family.help, &["interface"]));
+    let network = NETWORK
+        .iter()
+        .map(|family| descriptor(family.name, family.help, &["interface"]));
     containers.chain(network).collect()
 }
 
@@ -432,7 +439,12 @@ mod tests {
             let found: Vec<_> = metrics.iter().filter(|m| m.name == descriptor.name).collect();
             assert!(!found.is_empty(), "{}", descriptor.name);
             for metric in found {
-                assert_eq!(metric.label_values.len(), descriptor.label_keys.len(), "{}", metric.name);
+                assert_eq!(
+                    metric.label_values.len(),
+                    descriptor.label_keys.len(),
+                    "{}",
+                    metric.name
+                );
             }
         }
         let of = |name: &str| metrics.iter().find(|m| m.name == name).unwrap();

@@ -175,7 +175,14 @@ mod tests {
         let linux = sandbox(&pod, &SandboxUsage::default(), Vec::new()).linux.unwrap();
         assert!(linux.network.is_none() && linux.io.is_none());
         let memory = linux.memory.unwrap();
-        assert_eq!(memory.available_bytes.map(|v| v.value), Some(0), "set, though there is no limit");
-        assert!(linux.cpu.unwrap().usage_nano_cores.is_none(), "there was one sample only");
+        assert_eq!(
+            memory.available_bytes.map(|v| v.value),
+            Some(0),
+            "set, though there is no limit"
+        );
+        assert!(
+            linux.cpu.unwrap().usage_nano_cores.is_none(),
+            "there was one sample only"
+        );
     }
 }

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::common::{HELLO, container, import, pod, set_node, unready, within, world};
 use cri::runtime::v1;
-use state::{Store, Truth};
 use state::container::{ContainerGoal, ContainerKind};
 use state::sandbox::{SandboxGoal, SandboxKind};
 use state::session::SessionKind;
+use state::{Store, Truth};
 use tonic::Code;
 
 fn run_request(config: v1::PodSandboxConfig) -> v1::RunPodSandboxRequest {

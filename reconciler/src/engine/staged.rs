@@ -18,7 +18,9 @@ fn meter_ready<K: Staged>(cx: &Context, object: &Object<K>, status: &K::Status) 
     if new && ready(status) && !ready(&object.status) {
         let took = cx.world.clock.now_ns().saturating_sub(object.meta.created);
         let took = Duration::from_nanos(u64::try_from(took).unwrap_or(0));
-        cx.store.meter().time("reconcile_ready_seconds", &[("kind", K::KIND)], took);
+        cx.store
+            .meter()
+            .time("reconcile_ready_seconds", &[("kind", K::KIND)], took);
     }
 }
 

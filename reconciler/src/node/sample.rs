@@ -305,6 +305,9 @@ mod tests {
         );
         assert_eq!(around(&sandbox, "/reconcile-1/uid"), None);
         sandbox.spec.cgroup_parent = "/kubepods/pod1".into();
-        assert_eq!(around(&sandbox, "/kubepods/pod1/uid").as_deref(), Some("/kubepods/pod1"));
+        assert_eq!(
+            around(&sandbox, "/kubepods/pod1/uid").as_deref(),
+            Some("/kubepods/pod1")
+        );
     }
 }

@@ -151,7 +151,11 @@ impl Client {
     pub async fn stats(&self) -> Result<Vec<ContainerStats>> {
         let request = StreamContainerStatsRequest::default();
         let mut runtime = self.runtime.clone();
-        let mut stream = runtime.stream_container_stats(request).await.map_err(said)?.into_inner();
+        let mut stream = runtime
+            .stream_container_stats(request)
+            .await
+            .map_err(said)?
+            .into_inner();
         let mut all = Vec::new();
         while let Some(part) = stream.message().await.map_err(said)? {
             all.extend(part.container_stats);
@@ -161,7 +165,11 @@ impl Client {
 
     /// What happens to sandboxes and containers from now on.
     pub async fn events(&self) -> Result<Happenings> {
-        let stream = self.runtime.clone().get_container_events(GetEventsRequest::default()).await;
+        let stream = self
+            .runtime
+            .clone()
+            .get_container_events(GetEventsRequest::default())
+            .await;
         Ok(Happenings(stream.map_err(said)?.into_inner()))
     }
 

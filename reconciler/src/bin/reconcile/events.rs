@@ -42,7 +42,11 @@ pub async fn run(global: &Global, args: &Events) -> Result<ExitCode> {
 
 async fn show(client: &Client, args: &Events) -> Result<()> {
     // Subscribed before the records are read, so that nothing falls between.
-    let stream = if args.follow { Some(client.events().await?) } else { None };
+    let stream = if args.follow {
+        Some(client.events().await?)
+    } else {
+        None
+    };
     let mut past = past(client).await?;
     past.retain(|event| wanted(args, event));
     match args.output {
@@ -81,7 +85,11 @@ fn wanted(args: &Events, event: &Value) -> bool {
         let qualified = format!("{}/{pod}", text(&event["namespace"]));
         pod == target || qualified == target || (target.len() >= 4 && text(&event["id"]).starts_with(target))
     });
-    target && args.namespace.as_deref().is_none_or(|only| text(&event["namespace"]) == only)
+    target
+        && args
+            .namespace
+            .as_deref()
+            .is_none_or(|only| text(&event["namespace"]) == only)
 }
 
 fn one(format: Format, event: &Value) -> Result<()> {
@@ -121,8 +129,15 @@ async fn past(client: &Client) -> Result<Vec<Value>> {
     }
     for container in client.list(Kind::Container.name()).await? {
         let (meta, status) = (&container["metadata"], &container["status"]);
-        let pod = pods.get(text(&container["spec"]["sandbox"])).cloned().unwrap_or_default();
-        let ended = exit(text(&status["reason"]), status["exitCode"].as_i64(), text(&status["message"]));
+        let pod = pods
+            .get(text(&container["spec"]["sandbox"]))
+            .cloned()
+            .unwrap_or_default();
+        let ended = exit(
+            text(&status["reason"]),
+            status["exitCode"].as_i64(),
+            text(&status["message"]),
+        );
         for (at, event, message) in [
             (&meta["created"], "CREATED", ""),
             (&status["startedAt"], "STARTED", ""),
@@ -210,7 +225,11 @@ mod tests {
         assert_eq!(shown, expected);
         event.set_container_event_type(ContainerEventType::ContainerDeletedEvent);
         event.containers_statuses.clear();
-        assert_eq!(streamed(&event, &mut names)["name"], "main", "the last word still has its name");
+        assert_eq!(
+            streamed(&event, &mut names)["name"],
+            "main",
+            "the last word still has its name"
+        );
         assert!(names.is_empty());
     }
 }

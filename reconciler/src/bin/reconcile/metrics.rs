@@ -77,7 +77,9 @@ impl Endpoint {
             Address::Tcp(address) => TcpListener::bind(address).await.map(Listener::Tcp),
             Address::Unix(path) => cri::bind(path).map(Listener::Unix),
         };
-        Ok(Endpoint(listener.with_context(|| format!("cannot serve metrics at {address}"))?))
+        Ok(Endpoint(
+            listener.with_context(|| format!("cannot serve metrics at {address}"))?,
+        ))
     }
 
     /// Serves until `closing` says so.
@@ -106,7 +108,11 @@ async fn answer(services: Services) -> (StatusCode, [(header::HeaderName, &'stat
         Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, TYPE)], text),
         Err(error) => {
             let text = format!("{error}\n");
-            (StatusCode::SERVICE_UNAVAILABLE, [(header::CONTENT_TYPE, "text/plain")], text)
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                [(header::CONTENT_TYPE, "text/plain")],
+                text,
+            )
         }
     }
 }

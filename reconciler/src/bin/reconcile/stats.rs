@@ -75,12 +75,22 @@ async fn show(client: &Client, args: &Stats) -> Result<()> {
 }
 
 /// One object a container, by pod and name.
-async fn select(client: &Client, args: &Stats, before: &[ContainerStats], now: &[ContainerStats]) -> Result<Vec<Value>> {
+async fn select(
+    client: &Client,
+    args: &Stats,
+    before: &[ContainerStats],
+    now: &[ContainerStats],
+) -> Result<Vec<Value>> {
     let wanted = match &args.target {
         None => None,
         Some(target) => {
             let found = containers::find(client, target, None, args.namespace.as_deref()).await?;
-            Some(found.iter().map(|c| text(&c["metadata"]["uid"]).to_owned()).collect::<Vec<_>>())
+            Some(
+                found
+                    .iter()
+                    .map(|c| text(&c["metadata"]["uid"]).to_owned())
+                    .collect::<Vec<_>>(),
+            )
         }
     };
     let pods = pods(client).await?;
@@ -135,7 +145,10 @@ fn number(value: Option<UInt64Value>) -> u64 {
 fn describe(now: &ContainerStats, before: Option<&ContainerStats>) -> Value {
     let cpu = now.cpu.unwrap_or_default();
     let rate = before.and_then(|before| before.cpu).and_then(|before| {
-        let passed = cpu.timestamp.checked_sub(before.timestamp).filter(|passed| *passed > 0)?;
+        let passed = cpu
+            .timestamp
+            .checked_sub(before.timestamp)
+            .filter(|passed| *passed > 0)?;
         let used = number(cpu.usage_core_nano_seconds).checked_sub(number(before.usage_core_nano_seconds))?;
         Some(u128::from(used) * 1_000_000_000 / u128::try_from(passed).ok()?)
     });
@@ -163,7 +176,9 @@ fn table(rows: &[Value]) -> Table {
     let mut table = Table::new(["CONTAINER", "NAME", "POD", "CPU %", "MEM", "DISK", "INODES", "SWAP"]);
     let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
     for row in rows {
-        let cpu = row["cpu"]["usageNanoCores"].as_u64().map(|rate| format!("{:.2}", rate as f64 / 1e7));
+        let cpu = row["cpu"]["usageNanoCores"]
+            .as_u64()
+            .map(|rate| format!("{:.2}", rate as f64 / 1e7));
         table.row([
             short(text(&row["id"])).to_owned(),
             text(&row["name"]).to_owned(),
@@ -197,7 +212,10 @@ mod tests {
 
     #[test]
     fn the_processor_is_told_in_percent_of_one_core() {
-        let row = describe(&stats(2_000_000_000, 900_000_000), Some(&stats(1_000_000_000, 400_000_000)));
+        let row = describe(
+            &stats(2_000_000_000, 900_000_000),
+            Some(&stats(1_000_000_000, 400_000_000)),
+        );
         assert_eq!(row["cpu"]["usageNanoCores"], 500_000_000);
         assert!(table(&[row]).to_string().contains("50.00"));
         let first = describe(&stats(5, 5), None);

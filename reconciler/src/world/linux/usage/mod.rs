@@ -94,7 +94,11 @@ fn memory(usage: u64, inactive_file: u64, limit: u64) -> Memory {
     Memory {
         usage,
         working_set,
-        available: if limit >= UNLIMITED { 0 } else { limit.saturating_sub(working_set) },
+        available: if limit >= UNLIMITED {
+            0
+        } else {
+            limit.saturating_sub(working_set)
+        },
         ..Memory::default()
     }
 }

@@ -53,7 +53,10 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name, "eth0");
         let of = |t: &Traffic| (t.bytes, t.packets, t.errors, t.dropped);
-        assert_eq!((of(&found[0].received), of(&found[0].sent)), ((522, 20, 1, 2), (134, 13, 3, 4)));
+        assert_eq!(
+            (of(&found[0].received), of(&found[0].sent)),
+            ((522, 20, 1, 2), (134, 13, 3, 4))
+        );
         assert!(parse("eth0: 1 2\nnonsense\n").is_empty());
     }
 }

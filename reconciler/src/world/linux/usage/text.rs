@@ -89,9 +89,13 @@ mod tests {
         assert_eq!(number(&dir.path().join("absent")), None);
         let keys = Keys::read(&file("k", "cache 1\nrss_huge 7\nrss 5\n")).unwrap();
         assert_eq!((keys.get("rss"), keys.get("rss_huge"), keys.get("swap")), (5, 7, 0));
-        let text = "some avg10=1.50 avg60=0.02 avg300=0.13 total=1433137\nfull avg10=0.00 avg60=0.01 avg300=0.12 total=9\n";
+        let text =
+            "some avg10=1.50 avg60=0.02 avg300=0.13 total=1433137\nfull avg10=0.00 avg60=0.01 avg300=0.12 total=9\n";
         let psi = pressure(&file("p", text)).unwrap();
-        assert_eq!((psi.some.total, psi.some.avg10, psi.full.total), (1_433_137_000, 1.5, 9000));
+        assert_eq!(
+            (psi.some.total, psi.some.avg10, psi.full.total),
+            (1_433_137_000, 1.5, 9000)
+        );
         assert_eq!(pressure(&file("bad", "some avg10=x total=1\n")), None);
     }
 }

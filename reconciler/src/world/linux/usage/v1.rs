@@ -166,10 +166,18 @@ mod tests {
         for (dir, file, text) in [
             (&dirs.memory, "memory.stat", stat),
             (&dirs.memory, "memory.usage_in_bytes", "420\n"),
-            (&dirs.memory, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+            (
+                &dirs.memory,
+                "memory.oom_control",
+                "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            ),
             (&dirs.memory, "memory.failcnt", "3\n"),
             (&dirs.cpuacct, "cpuacct.usage", "2500\n"),
-            (&dirs.cpu, "cpu.stat", "nr_periods 9\nnr_throttled 4\nthrottled_time 70\n"),
+            (
+                &dirs.cpu,
+                "cpu.stat",
+                "nr_periods 9\nnr_throttled 4\nthrottled_time 70\n",
+            ),
             (&dirs.pids, "pids.current", "5\n"),
             (&dirs.pids, "pids.max", "64\n"),
         ] {
@@ -198,7 +206,14 @@ mod tests {
             "7:1 Read 3\n7:1 Write 4\n7:1 Sync 9\n7:1 Total 7\nTotal 7\n",
             "7:1 Read 100\n7:1 Write 200\n7:2 Read 5\nTotal 305\n",
         );
-        let of = |i: usize| (disks[i].reads, disks[i].writes, disks[i].read_bytes, disks[i].write_bytes);
+        let of = |i: usize| {
+            (
+                disks[i].reads,
+                disks[i].writes,
+                disks[i].read_bytes,
+                disks[i].write_bytes,
+            )
+        };
         assert_eq!((of(0), of(1), disks.len()), ((3, 4, 100, 200), (0, 0, 5, 0), 2));
     }
 }

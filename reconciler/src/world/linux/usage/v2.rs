@@ -75,7 +75,10 @@ fn disks(text: &str) -> Vec<Disk> {
             let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
             let of = |key: &str| {
                 let mut words = rest.split(' ').filter_map(|word| word.split_once('='));
-                words.find(|(name, _)| *name == key).and_then(|(_, n)| n.parse().ok()).unwrap_or(0)
+                words
+                    .find(|(name, _)| *name == key)
+                    .and_then(|(_, n)| n.parse().ok())
+                    .unwrap_or(0)
             };
             Some(Disk {
                 major,
@@ -157,7 +160,10 @@ mod tests {
         assert_eq!((memory.failures, memory.oom_kills), (3, 2));
         assert_eq!(detail.tasks_limit, None);
         let disk = &detail.disks[0];
-        assert_eq!((disk.read_bytes, disk.write_bytes, disk.reads, disk.writes), (1, 2, 3, 4));
+        assert_eq!(
+            (disk.read_bytes, disk.write_bytes, disk.reads, disk.writes),
+            (1, 2, 3, 4)
+        );
         assert_eq!((detail.disks.len(), detail.disks[1].reads), (2, 0));
     }
 }
