@@ -139,7 +139,7 @@ impl Error {
             Error::Record(Record::Conflict { .. }) => Code::FailedPrecondition,
             Error::Record(Record::Deadline { .. }) => Code::DeadlineExceeded,
             Error::Record(Record::Full { .. }) => Code::ResourceExhausted,
-            Error::Record(Record::Closed) => Code::Unavailable,
+            Error::Record(Record::Closed | Record::Unanswered) => Code::Unavailable,
             Error::Record(_) => Code::Internal,
         }
     }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::config;
+use crate::{config, metrics};
 
 /// As given on the command line or in the environment.
 #[derive(Args, Clone, Debug, Default)]
@@ -38,6 +38,9 @@ pub struct Flags {
     /// Who gives pods their network [default: auto]
     #[arg(long, global = true, value_enum, env = "RECONCILE_NETWORK")]
     network: Option<Network>,
+    /// Serve metrics for Prometheus there: a loopback address such as 127.0.0.1:9180, or unix:///PATH [default: nowhere]
+    #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_METRICS")]
+    metrics: Option<metrics::Address>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -60,6 +63,8 @@ pub struct Global {
     pub socket: PathBuf,
     /// `None`: what suits the subcommand.
     pub log_level: Option<String>,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<metrics::Address>,
     network: Network,
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
@@ -102,6 +107,7 @@ impl Flags {
             state,
             socket,
             log_level: self.log_level.clone().or(file.log_level),
+            metrics: self.metrics.clone().or(file.metrics),
             network: self.network.or(network.mode).unwrap_or_default(),
             cni_conf_dir: network.cni_conf_dir.unwrap_or_else(|| "/etc/cni/net.d".into()),
             cni_bin_dirs: network

@@ -18,5 +18,6 @@ pub mod registry;
 pub mod shims;
 pub mod trash;
 pub mod unpack;
+pub mod usage;
 pub mod watch;
 mod xattr;
