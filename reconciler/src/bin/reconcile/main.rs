@@ -64,11 +64,11 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
-    /// Pull, import, list, check and remove images
     /// Show what running containers use
     Stats(stats::Stats),
     /// Show what happened to pods and containers
     Events(events::Events),
+    /// Pull, import, list, check and remove images
     Images(images::Images),
     /// Show what containers have written
     Snapshots(snapshots::Snapshots),
