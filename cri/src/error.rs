@@ -38,6 +38,9 @@ pub enum Error {
     },
     #[error("{0}")]
     Unavailable(String),
+    /// A bound was reached.
+    #[error("{0}")]
+    Busy(String),
     #[error("{what}: the answer has {size} bytes and the limit is {limit}: {advice}")]
     TooLarge {
         what: &'static str,
@@ -127,7 +130,7 @@ impl Error {
             },
             Error::Deadline { .. } | Error::TimedOut { .. } => Code::DeadlineExceeded,
             Error::Unavailable(_) => Code::Unavailable,
-            Error::TooLarge { .. } => Code::ResourceExhausted,
+            Error::TooLarge { .. } | Error::Busy(_) => Code::ResourceExhausted,
             Error::Unimplemented { .. } => Code::Unimplemented,
             Error::Json(_) | Error::Once(_) => Code::Internal,
             Error::Record(Record::Invalid { .. } | Record::Ambiguous { .. }) => Code::InvalidArgument,
@@ -136,7 +139,7 @@ impl Error {
             Error::Record(Record::Conflict { .. }) => Code::FailedPrecondition,
             Error::Record(Record::Deadline { .. }) => Code::DeadlineExceeded,
             Error::Record(Record::Full { .. }) => Code::ResourceExhausted,
-            Error::Record(Record::Closed) => Code::Unavailable,
+            Error::Record(Record::Closed | Record::Unanswered) => Code::Unavailable,
             Error::Record(_) => Code::Internal,
         }
     }

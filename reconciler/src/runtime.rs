@@ -139,6 +139,7 @@ impl Runtime {
         tasks.spawn(sweep_always(cx.clone()));
         tasks.spawn(empty_trash(cx.clone()));
         tasks.spawn(image::collect::follow(cx.clone()));
+        tasks.spawn(node::sample::run(cx.clone()));
         Ok(Running { cx, tasks })
     }
 

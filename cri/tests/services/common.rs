@@ -22,7 +22,6 @@ pub const HELLO: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 
 pub struct World {
     pub store: Store,
-    pub services: Services,
     pub runtime: RuntimeServiceClient<Channel>,
     pub images: ImageServiceClient<Channel>,
     pub records: cri::records::v1::records_client::RecordsClient<Channel>,
@@ -75,7 +74,6 @@ pub async fn unready() -> World {
         .unwrap();
     World {
         store,
-        services,
         runtime: RuntimeServiceClient::new(channel.clone()).max_encoding_message_size(64 << 20),
         images: ImageServiceClient::new(channel.clone()),
         records: cri::records::v1::records_client::RecordsClient::new(channel),

@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use cri::records::v1;
 use cri::records::v1::records_client::RecordsClient;
-use cri::runtime::v1::ExecSyncRequest;
-use cri::runtime::v1::ExecSyncResponse;
 use cri::runtime::v1::runtime_service_client::RuntimeServiceClient;
+use cri::runtime::v1::{ContainerEventResponse, ContainerStats, GetEventsRequest, StreamContainerStatsRequest};
+use cri::runtime::v1::{ExecSyncRequest, ExecSyncResponse};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
@@ -154,6 +154,32 @@ impl Client {
         Ok((answer.json, answer.exit_code))
     }
 
+    /// What every running container uses.
+    pub async fn stats(&self) -> Result<Vec<ContainerStats>> {
+        let request = StreamContainerStatsRequest::default();
+        let mut runtime = self.runtime.clone();
+        let mut stream = runtime
+            .stream_container_stats(request)
+            .await
+            .map_err(said)?
+            .into_inner();
+        let mut all = Vec::new();
+        while let Some(part) = stream.message().await.map_err(said)? {
+            all.extend(part.container_stats);
+        }
+        Ok(all)
+    }
+
+    /// What happens to sandboxes and containers from now on.
+    pub async fn events(&self) -> Result<Happenings> {
+        let stream = self
+            .runtime
+            .clone()
+            .get_container_events(GetEventsRequest::default())
+            .await;
+        Ok(Happenings(stream.map_err(said)?.into_inner()))
+    }
+
     /// Runs a program in a container; `timeout` in seconds, 0 for none.
     pub async fn exec(&self, container: &str, command: Vec<String>, timeout: i64) -> Result<ExecSyncResponse> {
         let request = ExecSyncRequest {
@@ -177,6 +203,16 @@ pub struct Pulling(Streaming<v1::PullResponse>);
 impl Pulling {
     /// `None` if the server stopped.
     pub async fn next(&mut self) -> Result<Option<v1::PullResponse>> {
+        self.0.message().await.map_err(said)
+    }
+}
+
+/// The stream of events.
+pub struct Happenings(Streaming<ContainerEventResponse>);
+
+impl Happenings {
+    /// `None` if the server stopped.
+    pub async fn next(&mut self) -> Result<Option<ContainerEventResponse>> {
         self.0.message().await.map_err(said)
     }
 }

@@ -1,10 +1,13 @@
 //! The configuration file: the flags' settings, written down. A flag or an environment variable wins over it.
 
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
+use crate::metrics::Address;
 use crate::options::Network;
 
 /// Read in a configuration directory.
@@ -17,8 +20,11 @@ pub struct Config {
     pub state: Option<PathBuf>,
     pub socket: Option<String>,
     pub log_level: Option<String>,
+    /// `unix:///PATH` or a loopback address, where metrics are served.
+    pub metrics: Option<Address>,
     pub network: NetworkConfig,
     pub registry: RegistryConfig,
+    pub streaming: StreamingConfig,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -40,6 +46,16 @@ pub struct NetworkConfig {
     pub cni_conf_dir: Option<PathBuf>,
     /// Where CNI plugins lie, in the order of search.
     pub cni_bin_dirs: Option<Vec<PathBuf>>,
+}
+
+/// The server for exec, attach and port-forward.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StreamingConfig {
+    /// Address and port; port 0 takes a free one.
+    pub address: Option<SocketAddr>,
+    /// Seconds without any traffic after which a session is ended.
+    pub idle_seconds: Option<NonZeroU64>,
 }
 
 /// Reads `path`, a file or a directory with a `config.yaml`. What is not there says nothing, unless the path itself
@@ -80,12 +96,13 @@ mod tests {
 
     #[test]
     fn reads_every_key() {
-        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nnetwork:\n  mode: builtin\n  \
-                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n\
+        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nmetrics: 127.0.0.1:9180\n\
+                    network:\n  mode: builtin\n  cniConfDir: /c\n  cniBinDirs: [/a, /b]\n\
                     registry:\n  certsDirs: [/d]\n  rateFloor: 5\n  window: 9\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
         assert_eq!(config.log_level.as_deref(), Some("debug"));
+        assert_eq!(config.metrics, "127.0.0.1:9180".parse().ok());
         assert_eq!(config.network.mode, Some(Network::Builtin));
         assert_eq!(config.network.cni_bin_dirs, Some(vec!["/a".into(), "/b".into()]));
         assert_eq!(config.registry.certs_dirs, Some(vec!["/d".into()]));
@@ -100,6 +117,7 @@ mod tests {
                 "network:\n  mode: none\n",
                 "c.yaml:2:9: network.mode: unknown variant `none`",
             ),
+            ("metrics: 0.0.0.0:1\n", "loopback"),
             ("root: [\n", "c.yaml:"),
             ("- a\n", "c.yaml:1:1"),
         ] {

@@ -8,12 +8,14 @@ mod containers;
 mod delete;
 mod describe;
 mod documents;
+mod events;
 mod exec;
 mod get;
 mod images;
 mod kinds;
 mod local;
 mod logs;
+mod metrics;
 mod once;
 mod options;
 mod print;
@@ -21,6 +23,7 @@ mod reset;
 mod run;
 mod serve;
 mod snapshots;
+mod stats;
 mod tail;
 mod verdict;
 
@@ -61,6 +64,10 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
+    /// Show what running containers use
+    Stats(stats::Stats),
+    /// Show what happened to pods and containers
+    Events(events::Events),
     /// Pull, import, list, check and remove images
     Images(images::Images),
     /// Show what containers have written
@@ -122,6 +129,8 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Delete(args)) => delete::run(global, args).await,
         Some(Command::Logs(args)) => logs::run(global, args).await,
         Some(Command::Exec(args)) => exec::run(global, args).await,
+        Some(Command::Stats(args)) => stats::run(global, args).await,
+        Some(Command::Events(args)) => events::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
         Some(Command::Snapshots(args)) => snapshots::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
