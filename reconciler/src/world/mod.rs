@@ -55,16 +55,17 @@ impl World {
         let cgroups = Cgroups::detect()?;
         let clock = Clock::read()?;
         let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
+        let images = Images::open(&paths.root, shim.clone(), registry, &clock.boot_id)?;
         let overlay = linux::mounts::probe(&paths.root);
         if let Err(why) = &overlay {
             tracing::warn!("{why}: root file systems are copies of their images");
         }
         Ok(World {
             overlay,
-            shims: Shims::new(paths.clone(), shim.clone(), shim_cgroup),
+            shims: Shims::new(paths.clone(), shim, shim_cgroup),
             runs: RunWatch::new()?,
-            trash: Trash::open(&paths.root).map_err(linux::images::failed("trash"))?,
-            images: Images::open(&paths.root, shim, registry, &clock.boot_id)?,
+            trash: images.layers().trash().clone(),
+            images,
             network: Network::new(network)?,
             cgroups,
             clock,
