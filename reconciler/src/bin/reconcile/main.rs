@@ -1,6 +1,7 @@
 //! The program `reconcile`.
 
 mod apply;
+mod attach;
 mod client;
 mod completion;
 mod config;
@@ -9,6 +10,7 @@ mod delete;
 mod describe;
 mod documents;
 mod exec;
+mod forward;
 mod get;
 mod images;
 mod kinds;
@@ -20,6 +22,7 @@ mod print;
 mod reset;
 mod run;
 mod serve;
+mod stream;
 mod tail;
 mod verdict;
 
@@ -60,6 +63,10 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
+    /// Put this terminal on a running container
+    Attach(attach::Attach),
+    /// Forward local ports to a pod
+    PortForward(forward::Forward),
     /// Import, list and remove images
     Images(images::Images),
     /// Stop and remove everything of this root: pods, network, images, records
@@ -119,6 +126,8 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Delete(args)) => delete::run(global, args).await,
         Some(Command::Logs(args)) => logs::run(global, args).await,
         Some(Command::Exec(args)) => exec::run(global, args).await,
+        Some(Command::Attach(args)) => attach::run(global, args).await,
+        Some(Command::PortForward(args)) => forward::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
         Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
