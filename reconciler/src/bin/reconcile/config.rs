@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
+use crate::metrics::Address;
 use crate::options::Network;
 
 /// Read in a configuration directory.
@@ -19,8 +20,22 @@ pub struct Config {
     pub state: Option<PathBuf>,
     pub socket: Option<String>,
     pub log_level: Option<String>,
+    /// `unix:///PATH` or a loopback address, where metrics are served.
+    pub metrics: Option<Address>,
     pub network: NetworkConfig,
+    pub registry: RegistryConfig,
     pub streaming: StreamingConfig,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RegistryConfig {
+    /// Roots of `certs.d` directories, in the order of search.
+    pub certs_dirs: Option<Vec<PathBuf>>,
+    /// Bytes a second that a transfer must have over a whole window.
+    pub rate_floor: Option<u64>,
+    /// Seconds.
+    pub window: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -81,13 +96,17 @@ mod tests {
 
     #[test]
     fn reads_every_key() {
-        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nnetwork:\n  mode: builtin\n  \
-                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n";
+        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nmetrics: 127.0.0.1:9180\n\
+                    network:\n  mode: builtin\n  cniConfDir: /c\n  cniBinDirs: [/a, /b]\n\
+                    registry:\n  certsDirs: [/d]\n  rateFloor: 5\n  window: 9\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
         assert_eq!(config.log_level.as_deref(), Some("debug"));
+        assert_eq!(config.metrics, "127.0.0.1:9180".parse().ok());
         assert_eq!(config.network.mode, Some(Network::Builtin));
         assert_eq!(config.network.cni_bin_dirs, Some(vec!["/a".into(), "/b".into()]));
+        assert_eq!(config.registry.certs_dirs, Some(vec!["/d".into()]));
+        assert_eq!((config.registry.rate_floor, config.registry.window), (Some(5), Some(9)));
     }
 
     #[test]
@@ -98,6 +117,7 @@ mod tests {
                 "network:\n  mode: none\n",
                 "c.yaml:2:9: network.mode: unknown variant `none`",
             ),
+            ("metrics: 0.0.0.0:1\n", "loopback"),
             ("root: [\n", "c.yaml:"),
             ("- a\n", "c.yaml:1:1"),
         ] {

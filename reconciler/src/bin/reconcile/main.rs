@@ -9,6 +9,7 @@ mod containers;
 mod delete;
 mod describe;
 mod documents;
+mod events;
 mod exec;
 mod forward;
 mod get;
@@ -16,12 +17,15 @@ mod images;
 mod kinds;
 mod local;
 mod logs;
+mod metrics;
 mod once;
 mod options;
 mod print;
 mod reset;
 mod run;
 mod serve;
+mod snapshots;
+mod stats;
 mod stream;
 mod tail;
 mod verdict;
@@ -67,8 +71,14 @@ enum Command {
     Attach(attach::Attach),
     /// Forward local ports to a pod
     PortForward(forward::Forward),
-    /// Import, list and remove images
+    /// Show what running containers use
+    Stats(stats::Stats),
+    /// Show what happened to pods and containers
+    Events(events::Events),
+    /// Pull, import, list, check and remove images
     Images(images::Images),
+    /// Show what containers have written
+    Snapshots(snapshots::Snapshots),
     /// Stop and remove everything of this root: pods, network, images, records
     Reset(reset::Reset),
     /// Print a completion script
@@ -128,7 +138,10 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Exec(args)) => exec::run(global, args).await,
         Some(Command::Attach(args)) => attach::run(global, args).await,
         Some(Command::PortForward(args)) => forward::run(global, args).await,
+        Some(Command::Stats(args)) => stats::run(global, args).await,
+        Some(Command::Events(args)) => events::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
+        Some(Command::Snapshots(args)) => snapshots::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
         Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
     }

@@ -11,13 +11,21 @@ use reconciler::streaming;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::metrics::Endpoint;
 use crate::options::Global;
+
+/// What tools are told that sandboxes are made from; kubeadm wants a name. The pause is built in, nothing is pulled.
+const SANDBOX_IMAGE: &str = "localhost/reconcile/pause:builtin";
 
 /// Serves until SIGTERM or SIGINT; pods go on.
 pub async fn run(global: &Global) -> Result<ExitCode> {
     let socket = &global.socket;
     let mut terminate = signal(SignalKind::terminate()).context("cannot take SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot take SIGINT")?;
+    let metrics = match &global.metrics {
+        Some(address) => Some(Endpoint::bind(address).await?),
+        None => None,
+    };
     let runtime = Runtime::open(global.runtime()?).await?;
     let cx = runtime.cx.clone();
     let running = runtime.start().await?;
@@ -27,9 +35,11 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     let config = cri::Config {
         once: Some(once_hook(cx.clone())),
         streaming_url: Some(streaming_url),
+        sandbox_image: SANDBOX_IMAGE.to_owned(),
         ..cri::Config::default()
     };
-    let services = Services::new(cx.store.clone(), config, closing);
+    let services = Services::new(cx.store.clone(), config, closing.clone());
+    let metrics = metrics.map(|endpoint| tokio::spawn(endpoint.serve(services.clone(), closing)));
     let server = tokio::spawn(cri::serve(listener, services));
     tracing::info!(socket = %socket.display(), instance = cx.world.paths.instance, "serving");
     notify("READY=1");
@@ -42,6 +52,9 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     let _ = close.send(true);
     server.await.context("server task")??;
     streams.await.context("streaming task")?;
+    if let Some(metrics) = metrics {
+        metrics.await.context("metrics task")?;
+    }
     running.stop().await;
     Ok(ExitCode::SUCCESS)
 }
