@@ -10,9 +10,10 @@
 //! ```
 //!
 //! It holds the kinds (`sandbox`, `container`, `image`, `pod`, `node`, `session`, `debt`), validates their wishes,
-//! keeps them on disk (`durable`; sessions in memory only, `volatile`; questions about usage pass through, `usage`), rebuilds them from copies (`restore`), indexes
-//! them by name and owner, tells watchers of every change, and parses the YAML forms. It must not do work: no process,
-//! mount or socket is touched here, and no other crate of the workspace is named. A status is never stored: it is
+//! keeps them on disk (`durable`; sessions in memory only, `volatile`), rebuilds them from copies (`restore`), indexes
+//! them by name and owner, tells watchers of every change, and parses the YAML forms. Questions about what pods use
+//! pass through it (`usage`), and every part counts in its `meter`. It must not do work: no process, mount or socket is
+//! touched here, and no other crate of the workspace is named. A status is never stored: it is
 //! recomputed from the node by the kind's controller.
 
 pub mod condition;

@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn reads_every_key() {
-        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nmetrics: 127.0.0.1:9180\nnetwork:\n  mode: builtin\n  \
+        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nmetrics: 127.0.0.1:9180\n\
+                    network:\n  mode: builtin\n  \
                     cniConfDir: /c\n  cniBinDirs: [/a, /b]\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
