@@ -19,6 +19,7 @@ mod converge;
 mod error;
 mod filter;
 mod images;
+mod pull;
 pub mod records;
 pub mod runtime;
 mod server;

@@ -7,6 +7,7 @@ pub mod v1 {
 }
 
 mod apply;
+mod pull;
 
 use std::sync::Arc;
 
@@ -51,6 +52,12 @@ impl v1::records_server::Records for Services {
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {
         answer(watch(self, request.into_inner()))
+    }
+
+    type PullStream = Answers<v1::PullResponse>;
+
+    async fn pull(&self, request: Request<v1::PullRequest>) -> Answer<Self::PullStream> {
+        answer(pull::pull(self, request.into_inner()).await)
     }
 
     async fn once(&self, request: Request<v1::OnceRequest>) -> Answer<v1::OnceResponse> {

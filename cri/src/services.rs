@@ -39,6 +39,8 @@ pub struct Config {
     /// `Mount.mount_options` is honoured.
     pub mount_options: bool,
     pub once: Option<OnceHook>,
+    /// Where the streaming server listens, `http://ADDRESS:PORT`; `None` if none does.
+    pub streaming_url: Option<String>,
 }
 
 impl Default for Config {
@@ -51,6 +53,7 @@ impl Default for Config {
             user_namespaces_host_network: false,
             mount_options: true,
             once: None,
+            streaming_url: None,
         }
     }
 }

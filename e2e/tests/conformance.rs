@@ -3,38 +3,12 @@
 //! Go builds it once from `e2e/conformance/go.mod` into the user's cache. Without Go the test prints SKIPPED, which
 //! `.ci/run` counts as a failure.
 
-use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use e2e::node::{Node, shown};
 use e2e::tools;
 use serde_json::{Value, json};
-
-/// The `crictl` of `conformance/go.mod`, built if its lock file is newer than the program.
-fn crictl() -> Result<Option<PathBuf>> {
-    if !tools::installed("go") {
-        return Ok(None);
-    }
-    let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("conformance");
-    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = home
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
-        .context("no HOME")?;
-    let program = home.join("reconcile-ci").join("crictl");
-    let built = fs::metadata(&program).and_then(|meta| meta.modified()).ok();
-    if built.is_none() || built < fs::metadata(module.join("go.sum"))?.modified().ok() {
-        fs::create_dir_all(program.parent().context("cache directory")?)?;
-        let mut go = Command::new("go");
-        go.current_dir(&module)
-            .args(["build", "-o"])
-            .arg(&program)
-            .arg("sigs.k8s.io/cri-tools/cmd/crictl");
-        tools::check(&mut go).context("build crictl")?;
-    }
-    Ok(Some(program))
-}
 
 struct Crictl<'a> {
     program: PathBuf,
@@ -107,7 +81,9 @@ async fn observed(crictl: &Crictl<'_>, sandbox: &str, id: &str) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
-    let Some(program) = tokio::task::spawn_blocking(crictl).await?? else {
+    let Some(program) =
+        tokio::task::spawn_blocking(|| tools::go_program("crictl", "sigs.k8s.io/cri-tools/cmd/crictl")).await??
+    else {
         return Ok(());
     };
     let node = Node::start().await?;

@@ -7,6 +7,7 @@ mod lists;
 mod metrics;
 mod node;
 mod sandbox;
+mod streaming;
 mod stats;
 mod verbose;
 
@@ -24,7 +25,6 @@ use crate::answer::{Answer, Answers, answer, bounded, chunked, not_yet};
 use crate::call::Call;
 use crate::services::Services;
 
-const NO_STREAMING: &str = "the streaming server is missing; ExecSync works";
 const NO_CRIU: &str = "a checkpoint needs CRIU, which this runtime does not drive";
 const NO_POD_CHECKPOINT: &str = "a pod's containers would have to be frozen and captured by CRIU as one; no kernel \
                                  interface does that, and this runtime does not drive CRIU";
@@ -158,16 +158,19 @@ impl v1::runtime_service_server::RuntimeService for Services {
         answer(exec::sync(self, &call, request).await)
     }
 
-    async fn exec(&self, _: Request<v1::ExecRequest>) -> Answer<v1::ExecResponse> {
-        not_yet("Exec", NO_STREAMING)
+    async fn exec(&self, request: Request<v1::ExecRequest>) -> Answer<v1::ExecResponse> {
+        let (call, request) = Call::open(request);
+        answer(streaming::exec(self, &call, request).await)
     }
 
-    async fn attach(&self, _: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
-        not_yet("Attach", NO_STREAMING)
+    async fn attach(&self, request: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
+        let (call, request) = Call::open(request);
+        answer(streaming::attach(self, &call, request).await)
     }
 
-    async fn port_forward(&self, _: Request<v1::PortForwardRequest>) -> Answer<v1::PortForwardResponse> {
-        not_yet("PortForward", NO_STREAMING)
+    async fn port_forward(&self, request: Request<v1::PortForwardRequest>) -> Answer<v1::PortForwardResponse> {
+        let (call, request) = Call::open(request);
+        answer(streaming::port_forward(self, &call, request).await)
     }
 
     async fn container_stats(&self, request: Request<v1::ContainerStatsRequest>) -> Answer<v1::ContainerStatsResponse> {

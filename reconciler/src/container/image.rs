@@ -99,6 +99,7 @@ impl Stage<ContainerKind> for Image {
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
         unlink(&Stand::path(&cx.world.paths, object))?;
+        cx.world.images.look_for_garbage();
         Ok(Undone::Done)
     }
 }

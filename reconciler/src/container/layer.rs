@@ -3,6 +3,7 @@
 
 use state::Container;
 use state::container::ContainerKind;
+use state::image::ImageKind;
 
 use super::Stand;
 use crate::engine::Context;
@@ -13,6 +14,8 @@ pub struct Layer;
 
 pub struct Have {
     missing: usize,
+    /// Not looked at since an unclean boot.
+    doubtful: usize,
 }
 
 impl Stage<ContainerKind> for Layer {
@@ -20,17 +23,31 @@ impl Stage<ContainerKind> for Layer {
     const NAME: &'static str = "layer";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let missing = match Stand::read(&cx.world.paths, object)? {
-            Some(stand) => cx.world.images.missing(&stand.chain_ids).await?,
-            None => 0,
+        let Some(stand) = Stand::read(&cx.world.paths, object)? else {
+            return Ok(Have {
+                missing: 0,
+                doubtful: 0,
+            });
         };
-        Ok(Have { missing })
+        // What runs stands on its layers, whatever they are like.
+        let running = super::run_record(&cx.world.paths, object)?.is_some_and(|run| run.start.is_some());
+        Ok(Have {
+            missing: cx.world.images.missing(&stand.chain_ids).await?,
+            doubtful: match running {
+                true => 0,
+                false => cx.world.images.doubtful(&stand.chain_ids).await?,
+            },
+        })
     }
 
     fn diff(_: &Container, have: &Have) -> Step {
-        match have.missing {
-            0 => Step::Keep,
-            n => Step::Remake(Why::new("LayersMissing", format!("{n} unpacked layers are gone"))),
+        match (have.missing, have.doubtful) {
+            (0, 0) => Step::Keep,
+            (0, n) => Step::Change(Why::new(
+                "Unverified",
+                format!("{n} layers are to be verified after a boot"),
+            )),
+            (n, _) => Step::Remake(Why::new("LayersMissing", format!("{n} unpacked layers are gone"))),
         }
     }
 
@@ -39,7 +56,16 @@ impl Stage<ContainerKind> for Layer {
     }
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
-        cx.world.images.unpack(&Stand::of(cx, object)?.manifest_digest).await
+        let stand = Stand::of(cx, object)?;
+        cx.world.images.settle_doubts(&stand.chain_ids).await?;
+        let unpacked = cx.world.images.unpack(&stand.manifest_digest).await;
+        if unpacked.is_err() {
+            // A damaged blob is gone now; who names it fetches it.
+            let images = cx.store.list::<ImageKind>();
+            let named = images.iter().filter(|i| i.status.id == stand.id);
+            named.for_each(|i| cx.queues.images.look(i.uid(), "blob"));
+        }
+        unpacked
     }
 
     async fn undo(_: &Context, _: &Container) -> Result<Undone> {

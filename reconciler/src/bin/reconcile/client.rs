@@ -140,6 +140,13 @@ impl Client {
         ))
     }
 
+    /// Pulls an image; dropping the answer stops it.
+    pub async fn pull(&self, image: String, credentials: Vec<v1::Credential>) -> Result<Pulling> {
+        let request = v1::PullRequest { image, credentials };
+        let stream = self.records.clone().pull(request).await.map_err(said)?.into_inner();
+        Ok(Pulling(stream))
+    }
+
     /// Asks for a pass over everything; the report or plan as JSON, and the exit code for it.
     pub async fn once(&self, dry_run: bool) -> Result<(Vec<u8>, i32)> {
         let request = v1::OnceRequest { dry_run };
@@ -187,6 +194,16 @@ impl Client {
             .await
             .map_err(said)?
             .into_inner())
+    }
+}
+
+/// A pull's progress.
+pub struct Pulling(Streaming<v1::PullResponse>);
+
+impl Pulling {
+    /// `None` if the server stopped.
+    pub async fn next(&mut self) -> Result<Option<v1::PullResponse>> {
+        self.0.message().await.map_err(said)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The configuration file: the flags' settings, written down. A flag or an environment variable wins over it.
 
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -21,6 +23,19 @@ pub struct Config {
     /// `unix:///PATH` or a loopback address, where metrics are served.
     pub metrics: Option<Address>,
     pub network: NetworkConfig,
+    pub registry: RegistryConfig,
+    pub streaming: StreamingConfig,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RegistryConfig {
+    /// Roots of `certs.d` directories, in the order of search.
+    pub certs_dirs: Option<Vec<PathBuf>>,
+    /// Bytes a second that a transfer must have over a whole window.
+    pub rate_floor: Option<u64>,
+    /// Seconds.
+    pub window: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -31,6 +46,16 @@ pub struct NetworkConfig {
     pub cni_conf_dir: Option<PathBuf>,
     /// Where CNI plugins lie, in the order of search.
     pub cni_bin_dirs: Option<Vec<PathBuf>>,
+}
+
+/// The server for exec, attach and port-forward.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StreamingConfig {
+    /// Address and port; port 0 takes a free one.
+    pub address: Option<SocketAddr>,
+    /// Seconds without any traffic after which a session is ended.
+    pub idle_seconds: Option<NonZeroU64>,
 }
 
 /// Reads `path`, a file or a directory with a `config.yaml`. What is not there says nothing, unless the path itself
@@ -72,14 +97,16 @@ mod tests {
     #[test]
     fn reads_every_key() {
         let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nmetrics: 127.0.0.1:9180\n\
-                    network:\n  mode: builtin\n  \
-                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n";
+                    network:\n  mode: builtin\n  cniConfDir: /c\n  cniBinDirs: [/a, /b]\n\
+                    registry:\n  certsDirs: [/d]\n  rateFloor: 5\n  window: 9\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
         assert_eq!(config.log_level.as_deref(), Some("debug"));
         assert_eq!(config.metrics, "127.0.0.1:9180".parse().ok());
         assert_eq!(config.network.mode, Some(Network::Builtin));
         assert_eq!(config.network.cni_bin_dirs, Some(vec!["/a".into(), "/b".into()]));
+        assert_eq!(config.registry.certs_dirs, Some(vec!["/d".into()]));
+        assert_eq!((config.registry.rate_floor, config.registry.window), (Some(5), Some(9)));
     }
 
     #[test]

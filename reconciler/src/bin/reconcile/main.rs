@@ -22,6 +22,7 @@ mod print;
 mod reset;
 mod run;
 mod serve;
+mod snapshots;
 mod stats;
 mod tail;
 mod verdict;
@@ -67,8 +68,10 @@ enum Command {
     Stats(stats::Stats),
     /// Show what happened to pods and containers
     Events(events::Events),
-    /// Import, list and remove images
+    /// Pull, import, list, check and remove images
     Images(images::Images),
+    /// Show what containers have written
+    Snapshots(snapshots::Snapshots),
     /// Stop and remove everything of this root: pods, network, images, records
     Reset(reset::Reset),
     /// Print a completion script
@@ -129,6 +132,7 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Stats(args)) => stats::run(global, args).await,
         Some(Command::Events(args)) => events::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
+        Some(Command::Snapshots(args)) => snapshots::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
         Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
     }

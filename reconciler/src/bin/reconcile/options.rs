@@ -2,11 +2,14 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
+use reconciler::streaming::Settings;
 use reconciler::world::linux::network::Mode;
+use reconciler::world::linux::registry;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -65,6 +68,8 @@ pub struct Global {
     network: Network,
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
+    pub registry: registry::Config,
+    streaming: Settings,
 }
 
 impl Flags {
@@ -90,6 +95,13 @@ impl Flags {
             }
         };
         let network = file.network;
+        let mut streaming = Settings::default();
+        if let Some(address) = file.streaming.address {
+            streaming.address = address;
+        }
+        if let Some(seconds) = file.streaming.idle_seconds {
+            streaming.idle = Duration::from_secs(seconds.get());
+        }
         Ok(Global {
             root: absolute("--root", &self.root, &file.root, "/var/lib/reconcile")?,
             state,
@@ -101,6 +113,8 @@ impl Flags {
             cni_bin_dirs: network
                 .cni_bin_dirs
                 .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
+            registry: registries(file.registry),
+            streaming,
         })
     }
 }
@@ -119,19 +133,25 @@ impl Global {
             },
             cni_conf_dir: self.cni_conf_dir.clone(),
             cni_bin_dirs: self.cni_bin_dirs.clone(),
+            registry: self.registry.clone(),
         })
+    }
+
+    /// How the streaming server listens.
+    pub fn streaming(&self) -> Settings {
+        self.streaming.clone()
     }
 
     /// Starts logging to stderr; `level` is what suits the subcommand.
     pub fn log(&self, level: &str) -> Result<()> {
         let level = self.log_level.as_deref().unwrap_or(level);
-        // A lone word that is no level would be taken for a module's name, and nothing would be logged.
-        if !level.contains(['=', ',']) {
-            level
-                .parse::<LevelFilter>()
-                .with_context(|| format!("--log-level {level:?}"))?;
-        }
-        let filter = EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
+        let told = || format!("--log-level {level:?}");
+        let directives = if level.contains(['=', ',']) {
+            level.to_owned()
+        } else {
+            own_lines(level.parse().with_context(told)?)
+        };
+        let filter = EnvFilter::try_new(directives).with_context(told)?;
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
@@ -139,6 +159,23 @@ impl Global {
             .with_ansi(std::io::stderr().is_terminal())
             .init();
         Ok(())
+    }
+}
+
+/// A lone level is for our own lines: the libraries below (HTTP/2 frames, the store's pages) tell warnings at most.
+fn own_lines(level: LevelFilter) -> String {
+    let libraries = level.min(LevelFilter::WARN);
+    let own = ["reconcile", "reconciler", "cri", "state", "shim"];
+    own.iter()
+        .fold(libraries.to_string(), |all, name| format!("{all},{name}={level}"))
+}
+
+fn registries(file: config::RegistryConfig) -> registry::Config {
+    let default = registry::Config::default();
+    registry::Config {
+        hosts_roots: file.certs_dirs.unwrap_or(default.hosts_roots),
+        rate_floor: file.rate_floor.unwrap_or(default.rate_floor),
+        window: file.window.map_or(default.window, Duration::from_secs),
     }
 }
 
@@ -171,6 +208,13 @@ mod tests {
         assert_eq!(global.socket, Path::new("/s/reconcile.sock"));
         assert_eq!(global.network, Network::Cni);
         assert_eq!(global.cni_conf_dir, Path::new("/etc/cni/net.d"));
+    }
+
+    #[test]
+    fn a_lone_level_is_for_our_own_lines() {
+        let debug = own_lines(LevelFilter::DEBUG);
+        assert!(debug.starts_with("warn,") && debug.contains(",cri=debug"), "{debug}");
+        assert!(own_lines(LevelFilter::OFF).starts_with("off,"));
     }
 
     #[test]

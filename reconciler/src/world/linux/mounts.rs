@@ -178,6 +178,23 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
     }
 }
 
+/// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted there
+/// already stays.
+pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
+    if observe(target)?.is_some() {
+        return Ok(());
+    }
+    fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
+    let failed = |e: Errno| Error::io("mount an image at", target.display())(e);
+    let [one] = lower else {
+        return attach(&detached(lower)?, target).map_err(failed);
+    };
+    let bind = |flags: MsFlags| mount(Some(one), target, None::<&str>, MsFlags::MS_BIND | flags, None::<&str>);
+    bind(MsFlags::empty())
+        .and_then(|()| bind(MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV))
+        .map_err(failed)
+}
+
 /// An empty, read-only file system attached nowhere.
 fn nothing() -> nix::Result<OwnedFd> {
     // SAFETY: the name is NUL-terminated; a descriptor that the kernel answers is ours.
