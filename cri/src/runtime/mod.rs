@@ -7,8 +7,8 @@ mod lists;
 mod metrics;
 mod node;
 mod sandbox;
-mod streaming;
 mod stats;
+mod streaming;
 mod verbose;
 
 pub(crate) use events::Feed;
