@@ -1,5 +1,5 @@
-//! Names and values in front of a channel (SPDY/3 section 2.6.10), compressed with a dictionary of the protocol's own. One
-//! zlib stream goes on over all blocks of a direction.
+//! Names and values in front of a channel (SPDY/3 section 2.6.10), compressed with a dictionary of the protocol's own.
+//! One zlib stream goes on over all blocks of a direction.
 
 use std::io;
 
@@ -9,14 +9,16 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 pub const LIMIT: usize = 64 << 10;
 
 /// The dictionary's words, each of which stands behind its length, and its tail.
-const WORDS: &str = "options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|accept-ranges|age|a\
+const WORDS: &str = "\
+    options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|accept-ranges|age|a\
     llow|authorization|cache-control|connection|content-base|content-encoding|content-language|content-length|co\
     ntent-location|content-md5|content-range|content-type|date|etag|expect|expires|from|host|if-match|if-modifie\
     d-since|if-none-match|if-range|if-unmodified-since|last-modified|location|max-forwards|pragma|proxy-authenti\
     cate|proxy-authorization|range|referer|retry-after|server|te|trailer|transfer-encoding|upgrade|user-agent|va\
     ry|via|warning|www-authenticate|method|get|status|200 OK|version|HTTP/1.1|url|public|set-cookie|keep-alive|o\
     rigin";
-const TAIL: &str = "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 Non-Authoritat\
+const TAIL: &str = "\
+    100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 Non-Authoritat\
     ive Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidden404 Not Found5\
     00 Internal Server Error501 Not Implemented503 Service UnavailableJan Feb Mar Apr May Jun Jul Aug Sept Oct N\
     ov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMTchunked,text/html,image/png,image/jpg,image/gif,applic\
