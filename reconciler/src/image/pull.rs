@@ -101,7 +101,15 @@ async fn run(cx: &Context, object: &Pull, progress: &Arc<Progress>) -> PullOutco
             tracing::info!(image = %access.reference, digest, id, ms, "pulled");
             PullOutcome::Done { id, digest }
         }
-        Err(e) => failed(PullFailure::Failed, e.to_string()),
+        Err(e) => {
+            let full = matches!(e, Error::State(state::Error::Full { .. })) || e.reason() == "NoSpace";
+            let why = if full {
+                PullFailure::NoSpace
+            } else {
+                PullFailure::Failed
+            };
+            failed(why, e.to_string())
+        }
     }
 }
 
