@@ -293,7 +293,7 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     while let Some(request) = request(&mut stream).await? {
         let Some(answer) = answer(&request, shared) else {
             // Silence: until the client leaves.
-            stream.read(&mut first).await?;
+            let _ = stream.read_exact(&mut first).await;
             return Ok(());
         };
         let index = {
@@ -383,7 +383,7 @@ async fn send(stream: &mut TcpStream, request: &Request, answer: Answer, count: 
     }
     if matches!(answer.pace, Pace::Stall(_)) {
         // Until the client leaves.
-        stream.read(&mut [0]).await?;
+        let _ = stream.read_exact(&mut [0]).await;
     }
     Ok(())
 }

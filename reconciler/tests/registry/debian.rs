@@ -73,7 +73,8 @@ async fn there_and_back(registry: &reconciler::world::linux::registry::Registry,
         "sent twice"
     );
     let manifest = format!(
-        r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{{"mediaType":"application/vnd.oci.image.config.v1+json",
+        r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}",
+        "config":{{"mediaType":"application/vnd.oci.image.config.v1+json",
         "digest":"{0}","size":{1}}},"layers":[]}}"#,
         digest(&bytes),
         bytes.len()

@@ -82,8 +82,8 @@ impl fmt::Debug for AuthConfig {
 }
 
 impl Credential {
-    /// Out of a CRI `AuthConfig`: user and password before identity token before `auth` before registry token. `None` if
-    /// all of them are empty; an error if `auth` is not what it should be.
+    /// Out of a CRI `AuthConfig`: user and password before identity token before `auth` before registry token. `None`
+    /// if all of them are empty; an error if `auth` is not what it should be.
     pub fn from_auth_config(source: &str, config: &AuthConfig) -> Result<Option<Credential>> {
         let kind = if !config.username.is_empty() {
             CredentialKind::Basic {
