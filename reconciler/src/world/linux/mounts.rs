@@ -178,8 +178,8 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
     }
 }
 
-/// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted there
-/// already stays.
+/// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted
+/// there already stays.
 pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
     if observe(target)?.is_some() {
         return Ok(());
