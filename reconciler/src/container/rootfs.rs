@@ -49,8 +49,10 @@ impl Stage<ContainerKind> for Rootfs {
         let target = cx.world.paths.rootfs(&object.spec.sandbox, object.uid());
         make_dir(&target)?;
         let image = object.spec.image.requested.clone();
-        tokio::task::spawn_blocking(move || {
-            mounts::mount_rootfs(&lower, &own.join("upper"), &own.join("work"), &target)
+        let overlay = cx.world.overlay.is_ok();
+        tokio::task::spawn_blocking(move || match overlay {
+            true => mounts::mount_rootfs(&lower, &own.join("upper"), &own.join("work"), &target),
+            false => mounts::mount_copy(&lower, &own.join("upper"), &target),
         })
         .await
         .map_err(|source| Error::Task {

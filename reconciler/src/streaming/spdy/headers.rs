@@ -78,11 +78,13 @@ impl Writer {
 /// Reads the blocks of one direction.
 pub struct Reader(Decompress);
 
-impl Reader {
-    pub fn new() -> Reader {
+impl Default for Reader {
+    fn default() -> Reader {
         Reader(Decompress::new(true))
     }
+}
 
+impl Reader {
     pub fn block(&mut self, compressed: &[u8]) -> io::Result<Headers> {
         let (mut plain, before) = (Vec::with_capacity(1024), self.0.total_in());
         loop {
@@ -144,7 +146,7 @@ mod tests {
 
     #[test]
     fn blocks_read_back_one_after_the_other() {
-        let (mut writer, mut reader) = (Writer::new().unwrap(), Reader::new());
+        let (mut writer, mut reader) = (Writer::new().unwrap(), Reader::default());
         let long = vec![("streamtype".to_owned(), "x".repeat(5000))];
         for headers in [vec![("port".to_owned(), "80".to_owned())], vec![], long] {
             let block = writer.block(&headers).unwrap();
@@ -154,10 +156,10 @@ mod tests {
 
     #[test]
     fn hostile_blocks_are_refused() {
-        assert!(Reader::new().block(b"no zlib").is_err());
+        assert!(Reader::default().block(b"no zlib").is_err());
         let mut writer = Writer::new().unwrap();
         let bomb = writer.block(&vec![("a".to_owned(), "0".repeat(1 << 20))]).unwrap();
-        assert!(bomb.len() < LIMIT && Reader::new().block(&bomb).is_err());
+        assert!(bomb.len() < LIMIT && Reader::default().block(&bomb).is_err());
         assert!(parse(&[0xff; 12]).is_err());
         assert!(parse(&[0, 0, 0, 1, 0, 0, 0, 9, b'a']).is_err());
     }
