@@ -21,12 +21,14 @@ pub mod api;
 mod client;
 mod error;
 pub mod frame;
+mod hold;
 pub mod record;
 mod spawn;
 
 #[cfg(feature = "client")]
 pub use client::Client;
 pub use error::{Code, Error, Result};
+pub use hold::{Held, READY};
 pub use spawn::{Identity, spawn};
 
 /// The protocol's service name.

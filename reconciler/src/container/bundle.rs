@@ -11,7 +11,7 @@ use state::container::{ContainerKind, ContainerStatus, ContainerUser};
 use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
-use super::{Stand, cgroup_path, dir, seccomp};
+use super::{Stand, cgroup_path, dir, seccomp, volumes};
 use crate::engine::Context;
 use crate::engine::record::{read, replace, unlink};
 use crate::engine::stage::{Stage, Step, Undone, Why};
@@ -171,7 +171,7 @@ async fn configure(
         netns: path_of(pins.net),
         ipc: path_of(pins.ipc),
         uts: path_of(pins.uts),
-        userns: None,
+        userns: path_of(pins.user.map(|user| user.path)),
         files: SandboxFiles {
             hostname: files.hostname,
             hosts: files.hosts,
@@ -181,7 +181,7 @@ async fn configure(
         mounts: spec::resolve_mounts(&object.spec.mounts, &BTreeMap::new(), host).map_err(refused)?,
         devices: spec::resolve_devices(&object.spec.devices).map_err(refused)?,
         cdi: spec::cdi::resolve(&cdi, &spec::cdi::DIRECTORIES).map_err(refused)?,
-        volumes: BTreeMap::new(),
+        volumes: volumes::ensure(cx, object, stand).await?,
         annotations: [(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal))].into(),
         handler: spec::Handler::default(),
         host,

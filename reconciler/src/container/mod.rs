@@ -20,6 +20,7 @@ mod rootfs;
 pub mod seccomp;
 pub mod spec;
 mod task;
+mod volumes;
 
 use std::path::PathBuf;
 use std::sync::Arc;

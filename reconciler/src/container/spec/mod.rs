@@ -39,6 +39,7 @@ use state::container::Container;
 use state::image::ImageConfig;
 use state::sandbox::PodSandbox;
 
+pub use mounts::clean;
 pub use host::{DeviceNode, HostFacts, ResolvedDevice, ResolvedMount, resolve_devices, resolve_mounts};
 
 /// Version of the OCI runtime specification that is written.

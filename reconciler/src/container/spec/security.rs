@@ -1,6 +1,7 @@
 //! Checks across fields, and the labels of the security modules (CRI `LinuxContainerSecurityContext`).
 
-use state::sandbox::{NamespaceMode, Profile, SeLinux};
+use state::container::{Mount, Propagation};
+use state::sandbox::{IdMapping, NamespaceMode, Profile, SeLinux};
 
 use super::{Input, Result, SpecError};
 
@@ -63,10 +64,28 @@ fn namespaces(input: &Input) -> Result<()> {
             _ => return invalid(field, "must be exactly one mapping"),
         }
     }
-    match input.userns {
-        Some(_) => Ok(()),
-        None => invalid("user", "the sandbox's user namespace is not there"),
+    if input.userns.is_none() {
+        return invalid("user", "the sandbox's user namespace is not there");
     }
+    let (who, lists) = (input.user, (&user.uids, &user.gids));
+    let unmapped = |list: &[IdMapping], id: u32| !list.iter().any(|map| map.maps(id));
+    let group = who.groups.iter().chain([&who.gid]).find(|gid| unmapped(lists.1, **gid));
+    if unmapped(lists.0, who.uid) || group.is_some() {
+        let reason = format!(
+            "user {}, group {} or one of groups {:?} is outside of the pod's user namespace",
+            who.uid, who.gid, who.groups
+        );
+        return invalid("user", &reason);
+    }
+    // What the container mounts would appear on the host.
+    let shared = |mount: &Mount| mount.propagation == Propagation::Bidirectional;
+    if let Some(i) = input.container.spec.mounts.iter().position(shared) {
+        return Err(SpecError::invalid(
+            format!("spec.mounts[{i}].propagation"),
+            "Bidirectional needs the host's user namespace",
+        ));
+    }
+    Ok(())
 }
 
 /// Masked and read-only paths are the request's own, none for a privileged container.

@@ -4,6 +4,7 @@ pub mod archive;
 pub mod cgroup;
 pub mod clock;
 pub mod content;
+pub mod copy;
 pub mod files;
 pub mod images;
 pub mod layers;

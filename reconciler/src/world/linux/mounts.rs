@@ -145,8 +145,8 @@ fn map_one(layer: &Path, point: &Path, userns: BorrowedFd<'_>) -> nix::Result<()
     attach(&tree, point)
 }
 
-/// Unmounts and removes what [`map_all`] made, also before a crash.
-fn clear_scratch(scratch: &Path) -> Result<()> {
+/// Unmounts and removes what [`mount_rootfs_mapped`] made beside its target, if it was cut short.
+pub fn clear_scratch(scratch: &Path) -> Result<()> {
     let failed = |e: std::io::Error| Error::io("clear", scratch.display())(e);
     let points = match fs::read_dir(scratch) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
