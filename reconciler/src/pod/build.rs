@@ -3,7 +3,7 @@
 use state::container::{ContainerGoal, ContainerImage, ContainerSpec, Mount, Resources};
 use state::image::{ImageKind, ImagePhase};
 use state::pod::PodContainer;
-use state::sandbox::{NamespaceMode, Namespaces, PodRef, PortMapping, SandboxKind, SandboxSpec};
+use state::sandbox::{NamespaceMode, Namespaces, PodRef, PortMapping, SandboxKind, SandboxSpec, UserNamespace};
 use state::{Kind, Meta, Owner, Pod, PodSandbox};
 
 use super::volumes;
@@ -11,7 +11,7 @@ use crate::engine::Context;
 use crate::error::{Error, Result};
 use crate::world::Paths;
 
-fn namespaces(pod: &Pod) -> Namespaces {
+fn namespaces(pod: &Pod, user: Option<UserNamespace>) -> Namespaces {
     let mode = |host: bool| if host { NamespaceMode::Node } else { NamespaceMode::Pod };
     let pid = match (pod.spec.host_pid, pod.spec.share_process_namespace) {
         (true, _) => NamespaceMode::Node,
@@ -22,6 +22,7 @@ fn namespaces(pod: &Pod) -> Namespaces {
         network: mode(pod.spec.host_network),
         ipc: mode(pod.spec.host_ipc),
         pid,
+        user,
         ..Namespaces::default()
     }
 }
@@ -38,7 +39,8 @@ pub fn is_current(pod: &Pod, sandbox: &PodSandbox) -> bool {
         .is_none_or(|made| *made == pod.meta.generation.to_string())
 }
 
-pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
+/// `user` is the pod's own user namespace, if it wants one.
+pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32, user: Option<UserNamespace>) -> (Meta, SandboxSpec) {
     let mut meta = Meta {
         name: format!("{}_{}_{}_{attempt}", pod.meta.name, pod.meta.namespace, pod.uid()),
         namespace: pod.meta.namespace.clone(),
@@ -90,7 +92,7 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
             ports.collect()
         },
         sysctls: pod.spec.sysctls.clone(),
-        namespaces: namespaces(pod),
+        namespaces: namespaces(pod, user),
         security: state::sandbox::SandboxSecurity {
             privileged: any_privileged,
             ..Default::default()
@@ -151,7 +153,7 @@ pub async fn container(
         ..Meta::default()
     };
     let mut security = wish.security.clone();
-    security.namespaces = namespaces(pod);
+    security.namespaces = namespaces(pod, sandbox.spec.namespaces.user.clone());
     let spec = ContainerSpec {
         goal: ContainerGoal::Running,
         sandbox: sandbox.uid().to_owned(),
@@ -166,7 +168,7 @@ pub async fn container(
         args: wish.args.clone(),
         working_dir: wish.working_dir.clone(),
         env: wish.env.clone(),
-        mounts: mounts(&cx.world.paths, pod, wish)?,
+        mounts: mounts(&cx.world.paths, pod, sandbox, wish)?,
         log_path: match pod.meta.generation {
             1 => format!("{name}/{attempt}.log"),
             changed => format!("{name}/{changed}-{attempt}.log"),
@@ -185,7 +187,9 @@ pub async fn container(
     Ok((meta, spec))
 }
 
-fn mounts(paths: &Paths, pod: &Pod, wish: &PodContainer) -> Result<Vec<Mount>> {
+/// Volumes keep their owners: those of the pod's user namespace are shown as if there was none.
+fn mounts(paths: &Paths, pod: &Pod, sandbox: &PodSandbox, wish: &PodContainer) -> Result<Vec<Mount>> {
+    let user = crate::sandbox::user_namespace(&sandbox.spec);
     let mount = |mount: &state::pod::VolumeMount| {
         let volume = pod.spec.volumes.iter().find(|v| v.name == mount.name);
         let volume =
@@ -198,6 +202,8 @@ fn mounts(paths: &Paths, pod: &Pod, wish: &PodContainer) -> Result<Vec<Mount>> {
             container_path: mount.mount_path.clone(),
             host_path: host.display().to_string(),
             readonly: mount.read_only,
+            uid_mappings: user.map(|user| user.uids.clone()).unwrap_or_default(),
+            gid_mappings: user.map(|user| user.gids.clone()).unwrap_or_default(),
             ..Mount::default()
         })
     };

@@ -10,6 +10,7 @@
 mod build;
 mod children;
 mod decide;
+mod users;
 mod volumes;
 
 use std::path::PathBuf;

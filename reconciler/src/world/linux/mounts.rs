@@ -119,6 +119,11 @@ fn map_all(lower: &[PathBuf], scratch: &Path, mapping: Mapping<'_>) -> Result<Ve
 }
 
 fn map_one(layer: &Path, point: &Path, userns: BorrowedFd<'_>) -> nix::Result<()> {
+    attach(&mapped(layer, userns)?, point)
+}
+
+/// A directory's mount with mapped owners, attached nowhere.
+fn mapped(layer: &Path, userns: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     let path = CString::new(layer.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
     let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
     // SAFETY: the path is NUL-terminated; a descriptor that the kernel answers is ours.
@@ -141,8 +146,7 @@ fn map_one(layer: &Path, point: &Path, userns: BorrowedFd<'_>) -> nix::Result<()
             size,
         )
     };
-    Errno::result(result)?;
-    attach(&tree, point)
+    Errno::result(result).map(|_| tree)
 }
 
 /// Unmounts and removes what [`mount_rootfs_mapped`] made beside its target, if it was cut short.
@@ -419,6 +423,18 @@ pub fn mount_shm(target: &Path, size: u64) -> Result<()> {
     let options = format!("mode=1777,size={size}");
     mount(Some("shm"), target, Some("tmpfs"), flags, Some(options.as_str()))
         .map_err(Error::io("mount shared memory at", target.display()))
+}
+
+/// Whether the file system of `dir` can show its files with the owners of a user namespace.
+pub fn can_map(dir: &Path, shim: &Path) -> bool {
+    let one = [(0, 100_000, 1)];
+    let try_it = || {
+        let held = shim::Held::make(shim, &["user"]).ok()?;
+        held.map(&one, &one).ok()?;
+        let user = fs::File::open(held.namespace("user")).ok()?;
+        mapped(dir, std::os::fd::AsFd::as_fd(&user)).ok()
+    };
+    try_it().is_some()
 }
 
 /// Whether overlay works on the file system of `root`, with device whiteouts and opaque marks; else why not, for a
