@@ -11,7 +11,7 @@ use state::container::{ContainerKind, ContainerStatus, ContainerUser};
 use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
-use super::{Stand, cgroup_path, dir, seccomp, volumes};
+use super::{Stand, cgroup_path, dir, image_volumes, seccomp, volumes};
 use crate::engine::Context;
 use crate::engine::record::{read, replace, unlink};
 use crate::engine::stage::{Stage, Step, Undone, Why};
@@ -160,6 +160,7 @@ async fn configure(
     let path_of = |path: Option<PathBuf>| path.filter(|p| netns::observe(p).is_ok());
     let stop_signal = spec::signal::stop_signal(&object.spec, &stand.config).map_err(refused)?;
     let cdi = spec::cdi::names(&object.spec.cdi_devices, &object.meta.annotations);
+    let images = image_volumes::ensure(cx, sandbox, object, stand).await?;
     let input = Input {
         sandbox,
         container: object,
@@ -178,7 +179,7 @@ async fn configure(
             resolv_conf: files.resolv_conf,
             shm: files.shm,
         },
-        mounts: spec::resolve_mounts(&object.spec.mounts, &BTreeMap::new(), host).map_err(refused)?,
+        mounts: spec::resolve_mounts(&object.spec.mounts, &images, host).map_err(refused)?,
         devices: spec::resolve_devices(&object.spec.devices).map_err(refused)?,
         cdi: spec::cdi::resolve(&cdi, &spec::cdi::DIRECTORIES).map_err(refused)?,
         volumes: volumes::ensure(cx, object, stand).await?,

@@ -20,10 +20,12 @@ impl Stage<ContainerKind> for Layer {
     const NAME: &'static str = "layer";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let missing = match Stand::read(&cx.world.paths, object)? {
-            Some(stand) => cx.world.images.missing(&stand.chain_ids).await?,
-            None => 0,
-        };
+        let mut missing = 0;
+        if let Some(stand) = Stand::read(&cx.world.paths, object)? {
+            for (_, chain_ids) in stand.images() {
+                missing += cx.world.images.missing(chain_ids).await?;
+            }
+        }
         Ok(Have { missing })
     }
 
@@ -39,7 +41,10 @@ impl Stage<ContainerKind> for Layer {
     }
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
-        cx.world.images.unpack(&Stand::of(cx, object)?.manifest_digest).await
+        for (manifest, _) in Stand::of(cx, object)?.images() {
+            cx.world.images.unpack(manifest).await?;
+        }
+        Ok(())
     }
 
     async fn undo(_: &Context, _: &Container) -> Result<Undone> {

@@ -12,6 +12,7 @@
 
 mod bundle;
 mod image;
+mod image_volumes;
 mod io;
 mod layer;
 pub mod limits;

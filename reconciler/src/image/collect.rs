@@ -30,8 +30,10 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
     }
     for container in cx.store.list::<ContainerKind>() {
         if let Some(stand) = Stand::read(&cx.world.paths, &container)? {
-            manifests.insert(stand.manifest_digest);
-            layers.extend(stand.chain_ids);
+            for (manifest, chain_ids) in stand.images() {
+                manifests.insert(manifest.to_owned());
+                layers.extend(chain_ids.iter().cloned());
+            }
         }
     }
     let removed = cx.world.images.collect(manifests, layers, GRACE).await?;

@@ -43,6 +43,9 @@ pub async fn ensure(cx: &Context) -> Result<()> {
 pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let old = &object.status;
     let ready = cx.looked.get().is_some();
+    if let Err(error) = cx.world.network.use_pod_cidrs(&object.spec.pod_cidr) {
+        tracing::warn!(%error, "the node's pod CIDRs are of no use");
+    }
     let network = cx.world.network.ready();
     let now = cx.world.clock.now_ns();
     let mut all = vec![match ready {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
 use crate::options::Network;
+use reconciler::world::linux::network::Cidr;
 
 /// Read in a configuration directory.
 const NAME: &str = "config.yaml";
@@ -28,6 +29,25 @@ pub struct NetworkConfig {
     pub cni_conf_dir: Option<PathBuf>,
     /// Where CNI plugins lie, in the order of search.
     pub cni_bin_dirs: Option<Vec<PathBuf>>,
+    /// Filled with the node's pod CIDRs where there is no CNI configuration.
+    pub cni_template: Option<PathBuf>,
+    /// Networks of the built-in bridge, one of each family at most, comma-separated.
+    #[serde(rename = "podCIDR", deserialize_with = "pod_cidrs")]
+    pub pod_cidrs: Vec<Cidr>,
+}
+
+fn pod_cidrs<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Vec<Cidr>, D::Error> {
+    let text = String::deserialize(from)?;
+    let one = |text: &str| {
+        let wrong = |_| serde::de::Error::custom(format!("{text:?} is not a CIDR such as 10.1.0.0/16"));
+        text.trim().parse::<Cidr>().map_err(wrong)
+    };
+    let all = text.split(',').map(one).collect::<std::result::Result<Vec<_>, D::Error>>()?;
+    match &all[..] {
+        [_] => Ok(all),
+        [a, b] if a.ip.is_ipv4() != b.ip.is_ipv4() => Ok(all),
+        _ => Err(serde::de::Error::custom("takes one network of each family at most")),
+    }
 }
 
 /// Reads `path`, a file or a directory with a `config.yaml`. What is not there says nothing, unless the path itself
@@ -69,12 +89,13 @@ mod tests {
     #[test]
     fn reads_every_key() {
         let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nnetwork:\n  mode: builtin\n  \
-                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n";
+                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n  cniTemplate: /t\n  podCIDR: 10.1.0.0/16, fd00::/64\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
         assert_eq!(config.log_level.as_deref(), Some("debug"));
         assert_eq!(config.network.mode, Some(Network::Builtin));
         assert_eq!(config.network.cni_bin_dirs, Some(vec!["/a".into(), "/b".into()]));
+        assert_eq!(config.network.pod_cidrs.len(), 2);
     }
 
     #[test]
@@ -85,6 +106,8 @@ mod tests {
                 "network:\n  mode: none\n",
                 "c.yaml:2:9: network.mode: unknown variant `none`",
             ),
+            ("network: {podCIDR: ten}\n", "\"ten\" is not a CIDR"),
+            ("network: {podCIDR: '10.1.0.0/16,10.2.0.0/16'}\n", "one network of each family"),
             ("root: [\n", "c.yaml:"),
             ("- a\n", "c.yaml:1:1"),
         ] {

@@ -253,7 +253,9 @@ fn one(index: usize, wish: &Wish, source: &Path) -> Result<Mount> {
     }
     let mut mount = bind(&path, source, []);
     mount.set_options(Some(options));
-    if !wish.uid_mappings.is_empty() || !wish.gid_mappings.is_empty() {
+    // An image is mounted with its owners mapped already.
+    let asked = !wish.uid_mappings.is_empty() || !wish.gid_mappings.is_empty();
+    if asked && wish.image.is_none() {
         mount
             .set_uid_mappings(Some(oci(&wish.uid_mappings)))
             .set_gid_mappings(Some(oci(&wish.gid_mappings)));

@@ -104,6 +104,34 @@ pub fn mount_rootfs_mapped(
     outcome.and(cleared)
 }
 
+/// Mounts the merged, read-only view of `lower` (top first) at `target`, made if need be; one that is mounted there
+/// already is left as it is.
+pub fn mount_view(lower: &[PathBuf], target: &Path, mapping: Option<Mapping<'_>>) -> Result<()> {
+    if observe(target)?.is_some() {
+        return Ok(());
+    }
+    // Overlay wants two layers.
+    let empty = target.with_file_name("empty");
+    for dir in [target, &empty] {
+        fs::create_dir_all(dir).map_err(Error::io("create directory", dir.display()))?;
+    }
+    let scratch = target.with_file_name("mapped");
+    let outcome = match mapping {
+        Some(mapping) => map_all(lower, &scratch, mapping),
+        None => Ok(lower.to_vec()),
+    };
+    let outcome = outcome.and_then(|mut lower| {
+        lower.push(empty);
+        let mounted = match overlay(&lower, None, MOUNT_ATTR_RDONLY) {
+            Ok(fd) => attach(&fd, target),
+            Err(Errno::EINVAL | Errno::ENOSYS) => mount_by_options(&lower, None, target),
+            Err(e) => Err(e),
+        };
+        mounted.map_err(Error::io("mount an image at", target.display()))
+    });
+    outcome.and(clear_scratch(&scratch))
+}
+
 /// Mounts of the layers that show mapped owners. They must be attached somewhere while overlay takes its clones: it
 /// refuses detached ones before Linux 6.15.
 fn map_all(lower: &[PathBuf], scratch: &Path, mapping: Mapping<'_>) -> Result<Vec<PathBuf>> {
