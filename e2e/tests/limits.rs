@@ -39,7 +39,10 @@ fn v2() -> bool {
 fn read(pid: i32, controller: &str, file: &str) -> Result<String> {
     let dir = cgroup(pid, controller)?.with_context(|| format!("no cgroup of {controller}"))?;
     let path = dir.join(file);
-    Ok(fs::read_to_string(&path).with_context(|| path.display().to_string())?.trim().to_owned())
+    Ok(fs::read_to_string(&path)
+        .with_context(|| path.display().to_string())?
+        .trim()
+        .to_owned())
 }
 
 fn limited(config: &mut ContainerConfig) -> &mut LinuxContainerResources {
@@ -53,7 +56,11 @@ async fn the_kernels_files_say_what_was_asked_for() -> Result<()> {
     let pod = pods::host_network(node.pod("limits"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let mut config = shell("c", "sleep 1000");
-    let mems = if v2() { "/sys/fs/cgroup/cpuset.mems.effective" } else { "/sys/fs/cgroup/cpuset/cpuset.mems" };
+    let mems = if v2() {
+        "/sys/fs/cgroup/cpuset.mems.effective"
+    } else {
+        "/sys/fs/cgroup/cpuset/cpuset.mems"
+    };
     *limited(&mut config) = LinuxContainerResources {
         cpu_shares: 512,
         cpu_quota: 25_000,
@@ -65,7 +72,11 @@ async fn the_kernels_files_say_what_was_asked_for() -> Result<()> {
         ..Default::default()
     };
     if v2() {
-        limited(&mut config).unified = [("memory.high".into(), "50331648".into()), ("pids.max".into(), "77".into())].into();
+        limited(&mut config).unified = [
+            ("memory.high".into(), "50331648".into()),
+            ("pids.max".into(), "77".into()),
+        ]
+        .into();
     }
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
     let pid = node.cri.container_pid(&id).await?;
@@ -91,10 +102,21 @@ async fn the_kernels_files_say_what_was_asked_for() -> Result<()> {
         assert_eq!(read(pid, controller, file)?, *value, "{file}");
     }
     if v2() && cgroup(pid, "")?.is_some_and(|dir| dir.join("memory.swap.max").exists()) {
-        assert_eq!(read(pid, "", "memory.swap.max")?, "0", "a limit on memory is one on swap too");
+        assert_eq!(
+            read(pid, "", "memory.swap.max")?,
+            "0",
+            "a limit on memory is one on swap too"
+        );
     }
     assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?.trim(), "321");
-    let exec = node.cri.exec(&id, &["sh", "-c", "cat /proc/self/oom_score_adj; cat /proc/self/cgroup"], 20).await?;
+    let exec = node
+        .cri
+        .exec(
+            &id,
+            &["sh", "-c", "cat /proc/self/oom_score_adj; cat /proc/self/cgroup"],
+            20,
+        )
+        .await?;
     let text = String::from_utf8(exec.stdout)?;
     assert!(text.starts_with("321\n"), "{text}");
 
@@ -107,7 +129,10 @@ async fn the_kernels_files_say_what_was_asked_for() -> Result<()> {
     let (memory, shares) = if v2() {
         (read(pid, "", "memory.max")?, read(pid, "", "cpu.weight")?)
     } else {
-        (read(pid, "memory", "memory.limit_in_bytes")?, read(pid, "cpu", "cpu.shares")?)
+        (
+            read(pid, "memory", "memory.limit_in_bytes")?,
+            read(pid, "cpu", "cpu.shares")?,
+        )
     };
     assert_eq!(memory, (96 << 20).to_string());
     assert_eq!(shares, if v2() { "100" } else { "1024" });
@@ -120,13 +145,21 @@ async fn a_raw_cgroup_file_is_written_on_v2_and_refused_on_v1() -> Result<()> {
     node.busybox().await?;
     let pod = pods::host_network(node.pod("unified"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    for (file, words) in [("../x.y", "unified"), ("cgroup.procs", "unified"), ("memory.high", "cgroup v2")] {
+    for (file, words) in [
+        ("../x.y", "unified"),
+        ("cgroup.procs", "unified"),
+        ("memory.high", "cgroup v2"),
+    ] {
         let mut config = shell("refused", "true");
         limited(&mut config).unified = [(file.into(), "1".into())].into();
         if v2() && file == "memory.high" {
             continue;
         }
-        let refused = node.cri.create(&sandbox, &pod, &config).await.expect_err("no such file");
+        let refused = node
+            .cri
+            .create(&sandbox, &pod, &config)
+            .await
+            .expect_err("no such file");
         assert!(refused.message().contains(words), "{refused:?}");
     }
     if v2() {
@@ -145,9 +178,16 @@ async fn a_frozen_container_ends() -> Result<()> {
     node.busybox().await?;
     let pod = pods::host_network(node.pod("frozen"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let id = node.cri.launch(&sandbox, &pod, &shell("c", "sleep 1000 & sleep 1000 & wait")).await?;
+    let id = node
+        .cri
+        .launch(&sandbox, &pod, &shell("c", "sleep 1000 & sleep 1000 & wait"))
+        .await?;
     let pid = node.cri.container_pid(&id).await?;
-    let (file, word) = if v2() { ("cgroup.freeze", "1") } else { ("freezer.state", "FROZEN") };
+    let (file, word) = if v2() {
+        ("cgroup.freeze", "1")
+    } else {
+        ("freezer.state", "FROZEN")
+    };
     let dir = cgroup(pid, "freezer")?.context("no freezer")?;
     fs::write(dir.join(file), word)?;
     node.cri.stop(&id, 0).await?;
@@ -170,8 +210,15 @@ async fn huge_pages_are_limited_where_they_can_be() -> Result<()> {
     limited(&mut config).hugepage_limits = vec![limit("2MB", 4 << 20), limit("7MB", 1)];
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
     let pid = node.cri.container_pid(&id).await?;
-    let file = if v2() { "hugetlb.2MB.max" } else { "hugetlb.2MB.limit_in_bytes" };
-    match cgroup(pid, "hugetlb")?.map(|dir| dir.join(file)).filter(|path| path.exists()) {
+    let file = if v2() {
+        "hugetlb.2MB.max"
+    } else {
+        "hugetlb.2MB.limit_in_bytes"
+    };
+    match cgroup(pid, "hugetlb")?
+        .map(|dir| dir.join(file))
+        .filter(|path| path.exists())
+    {
         Some(path) => assert_eq!(fs::read_to_string(path)?.trim(), (4 << 20).to_string()),
         None => println!("huge pages cannot be limited here: left out"),
     }

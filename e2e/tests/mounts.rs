@@ -79,7 +79,11 @@ async fn an_images_volumes_are_filled_and_go_with_the_container() -> Result<()> 
                   echo more > $d/more; done; touch /root-is-read-only 2>/dev/null || echo read-only";
     let mut config = shell("c", script);
     config.mounts = vec![bind(&given, "/given")];
-    let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+    let security = config
+        .linux
+        .get_or_insert_default()
+        .security_context
+        .get_or_insert_default();
     security.readonly_rootfs = true;
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
     let status = node.cri.exited(&id).await?;
@@ -96,11 +100,21 @@ async fn an_images_volumes_are_filled_and_go_with_the_container() -> Result<()> 
             "read-only"
         ]
     );
-    let volumes = node.root().join("pods").join(&sandbox).join("containers").join(&id).join("volumes");
+    let volumes = node
+        .root()
+        .join("pods")
+        .join(&sandbox)
+        .join("containers")
+        .join(&id)
+        .join("volumes");
     assert_eq!(fs::read_to_string(volumes.join("0/more"))?, "more\n");
     let second = node.cri.launch(&sandbox, &pod, &shell("d", "ls /data")).await?;
     let status = node.cri.exited(&second).await?;
-    assert_eq!(pods::log_texts(&status.log_path)?, ["link", "seed"], "each container has its own");
+    assert_eq!(
+        pods::log_texts(&status.log_path)?,
+        ["link", "seed"],
+        "each container has its own"
+    );
     node.cri.remove(&id).await?;
     assert!(!volumes.exists());
     node.finish().await
@@ -113,7 +127,8 @@ async fn mounts_at_dev_and_below_it() -> Result<()> {
     let (file, dir) = (node.path("log"), node.path("dir"));
     fs::write(&file, "")?;
     fs::create_dir(&dir)?;
-    let script = "echo done > /dev/termination-log; touch /dev/deep/er/here; echo x > /dev/null; ls -d /dev/shm /dev/pts";
+    let script =
+        "echo done > /dev/termination-log; touch /dev/deep/er/here; echo x > /dev/null; ls -d /dev/shm /dev/pts";
     let mounts = vec![bind(&file, "/dev/termination-log"), bind(&dir, "/dev/deep/er")];
     assert_eq!(run(&node, "below", script, mounts).await?, ["/dev/pts", "/dev/shm"]);
     assert_eq!(fs::read_to_string(&file)?, "done\n");
@@ -121,7 +136,10 @@ async fn mounts_at_dev_and_below_it() -> Result<()> {
 
     let own = Tmpfs::new(node.path("own-dev"), MsFlags::MS_PRIVATE)?;
     fs::write(own.0.join("marker"), "")?;
-    assert_eq!(run(&node, "own", "ls /dev", vec![bind(&own.0, "/dev")]).await?, ["marker", "shm"]);
+    assert_eq!(
+        run(&node, "own", "ls /dev", vec![bind(&own.0, "/dev")]).await?,
+        ["marker", "shm"]
+    );
     let script = "ls /dev/null /dev/shm >/dev/null && ls / | grep -c dev; ls -d /dev/marker 2>/dev/null; true";
     let host = run(&node, "host", script, vec![bind(Path::new("/dev"), "/dev")]).await?;
     assert_eq!(host, ["1"]);
@@ -144,35 +162,62 @@ async fn propagation_is_as_asked_for_each_mount() -> Result<()> {
         mount
     };
     let mut pod = pods::host_network(node.pod("propagation"));
-    let security = pod.linux.get_or_insert_default().security_context.get_or_insert_default();
+    let security = pod
+        .linux
+        .get_or_insert_default()
+        .security_context
+        .get_or_insert_default();
     security.privileged = true;
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let mut config = shell("c", "mount -t tmpfs in /both/both; mkdir /both/both/inside; echo ready; sleep 1000");
+    let mut config = shell(
+        "c",
+        "mount -t tmpfs in /both/both; mkdir /both/both/inside; echo ready; sleep 1000",
+    );
     config.mounts = vec![
         with(bind(&shared.0, "/slave"), MountPropagation::PropagationHostToContainer),
         with(bind(&shared.0, "/both"), MountPropagation::PropagationBidirectional),
         bind(&other.0, "/private"),
     ];
-    config.linux.get_or_insert_default().security_context.get_or_insert_default().privileged = true;
+    config
+        .linux
+        .get_or_insert_default()
+        .security_context
+        .get_or_insert_default()
+        .privileged = true;
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
     let status = node.cri.container(&id).await?;
     let told: Vec<_> = status.mounts.iter().map(Mount::propagation).collect();
     let wanted: Vec<_> = config.mounts.iter().map(Mount::propagation).collect();
     assert_eq!(told, wanted);
     e2e::eventually(Duration::from_secs(10), async || {
-        ensure!(shared.0.join("both/inside").is_dir(), "the container's mount does not show on the host");
+        ensure!(
+            shared.0.join("both/inside").is_dir(),
+            "the container's mount does not show on the host"
+        );
         Ok(())
     })
     .await?;
     for (at, name) in [(&shared, "slave"), (&other, "private")] {
-        mount(Some("late"), &at.0.join(name), Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+        mount(
+            Some("late"),
+            &at.0.join(name),
+            Some("tmpfs"),
+            MsFlags::empty(),
+            None::<&str>,
+        )?;
         fs::create_dir(at.0.join(name).join("late"))?;
     }
-    let seen = node.cri.exec(&id, &["ls", "/slave/slave", "/both/slave", "/private/private"], 5).await?;
+    let seen = node
+        .cri
+        .exec(&id, &["ls", "/slave/slave", "/both/slave", "/private/private"], 5)
+        .await?;
     let seen = String::from_utf8(seen.stdout)?;
     assert_eq!(seen, "/both/slave:\nlate\n\n/private/private:\n\n/slave/slave:\nlate\n");
     node.cri.stop(&id, 0).await?;
-    assert!(shared.0.join("both/inside").is_dir(), "what it mounted on the host is the host's");
+    assert!(
+        shared.0.join("both/inside").is_dir(),
+        "what it mounted on the host is the host's"
+    );
 
     for (source, propagation, word) in [
         (&alone, MountPropagation::PropagationHostToContainer, "shared or slave"),
@@ -180,7 +225,11 @@ async fn propagation_is_as_asked_for_each_mount() -> Result<()> {
     ] {
         let mut config = shell("refused", "true");
         config.mounts = vec![with(bind(&source.0, "/x"), propagation)];
-        let refused = node.cri.create(&sandbox, &pod, &config).await.expect_err("not a shared mount");
+        let refused = node
+            .cri
+            .create(&sandbox, &pod, &config)
+            .await
+            .expect_err("not a shared mount");
         assert!(refused.message().contains(word), "{refused:?}");
     }
     let gone = node.cri.remove_sandbox(&sandbox).await;
@@ -204,7 +253,10 @@ async fn read_only_with_and_without_what_is_below() -> Result<()> {
         ..bind(&top, "/mnt")
     };
     let script = "for d in /mnt /mnt/below; do touch $d/new 2>/dev/null && echo $d written; done; true";
-    assert_eq!(run(&node, "flat", script, vec![read_only(false)]).await?, ["/mnt/below written"]);
+    assert_eq!(
+        run(&node, "flat", script, vec![read_only(false)]).await?,
+        ["/mnt/below written"]
+    );
     assert!(run(&node, "deep", script, vec![read_only(true)]).await?.is_empty());
     let pod = pods::host_network(node.pod("refused"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
@@ -223,7 +275,11 @@ async fn read_only_with_and_without_what_is_below() -> Result<()> {
     for mount in [writable, slave, shared] {
         let mut config = shell("c", "true");
         config.mounts = vec![mount];
-        let refused = node.cri.create(&sandbox, &pod, &config).await.expect_err("recursive, but not as it must be");
+        let refused = node
+            .cri
+            .create(&sandbox, &pod, &config)
+            .await
+            .expect_err("recursive, but not as it must be");
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert!(refused.message().contains("recursive_read_only"), "{refused:?}");
     }

@@ -53,9 +53,16 @@ async fn only_devices_that_were_given_can_be_opened() -> Result<()> {
     }];
     let lines = run(&node, &pod, &config).await?;
     let lines: Vec<_> = lines.iter().filter(|line| !line.contains(": ")).collect();
-    assert_eq!(lines, ["4", "kmsg refused", "null allowed"], "zero is of those that all may write");
+    assert_eq!(
+        lines,
+        ["4", "kmsg refused", "null allowed"],
+        "zero is of those that all may write"
+    );
 
-    let mut config = shell("all", "mknod /tmp/full c 1 7 && head -c 4 /tmp/full | wc -c; ls /dev | wc -l; ls /dev/kmsg; true");
+    let mut config = shell(
+        "all",
+        "mknod /tmp/full c 1 7 && head -c 4 /tmp/full | wc -c; ls /dev | wc -l; ls /dev/kmsg; true",
+    );
     security(&mut config).privileged = true;
     let lines = run(&node, &pod, &config).await?;
     assert_eq!(lines[0], "4");
@@ -71,16 +78,25 @@ async fn privileged_and_ambient_capabilities() -> Result<()> {
     node.busybox().await?;
     let pod = sandbox(&node, "capabilities", true).await?;
     let field = |lines: &[String], key: &str| -> Result<String> {
-        let line = lines.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix(":\t"));
+        let line = lines
+            .iter()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix(":\t"));
         Ok(line.context("no such field")?.to_owned())
     };
     let own = fs::read_to_string("/proc/self/status")?;
     let own: Vec<String> = own.lines().map(str::to_owned).collect();
-    let mut config = shell("privileged", "cat /proc/self/status; touch /sys/fs/cgroup/x 2>&1; grep ' /sys ' /proc/self/mounts");
+    let mut config = shell(
+        "privileged",
+        "cat /proc/self/status; touch /sys/fs/cgroup/x 2>&1; grep ' /sys ' /proc/self/mounts",
+    );
     security(&mut config).privileged = true;
     security(&mut config).seccomp = Some(SecurityProfile::default());
     let lines = run(&node, &pod, &config).await?;
-    assert_eq!(field(&lines, "CapEff")?, field(&own, "CapPrm")?, "all that the daemon has");
+    assert_eq!(
+        field(&lines, "CapEff")?,
+        field(&own, "CapPrm")?,
+        "all that the daemon has"
+    );
     assert_eq!(field(&lines, "Seccomp")?, "0", "whatever profile is asked for");
     let sys = lines.last().context("the mount of /sys")?;
     assert!(sys.contains(" rw,"), "{sys}");
@@ -114,7 +130,10 @@ async fn profiles_of_the_node_are_used_or_the_mistake_is_named() -> Result<()> {
         { "names": ["chmod", "fchmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO" }] });
     let good = node.file("profile.json", profile.to_string())?;
     let broken = node.file("broken.json", "{ \"defaultAction\": 7 }")?;
-    let mut config = shell("blocked", "touch /x; chmod 700 /x || echo blocked; grep Seccomp: /proc/self/status");
+    let mut config = shell(
+        "blocked",
+        "touch /x; chmod 700 /x || echo blocked; grep Seccomp: /proc/self/status",
+    );
     security(&mut config).seccomp = localhost(&good);
     let lines = run(&node, &pod, &config).await?;
     assert_eq!(lines[lines.len() - 2..], ["blocked", "Seccomp:\t2"]);
@@ -126,17 +145,69 @@ async fn profiles_of_the_node_are_used_or_the_mistake_is_named() -> Result<()> {
     }
     let mut config = shell("apparmor", "true");
     security(&mut config).apparmor = localhost("no-such-profile");
-    let refused = node.cri.create(&pod.1, &pod.0, &config).await.expect_err("no AppArmor, or no such profile");
-    assert!(refused.message().contains("apparmor") && refused.message().contains("AppArmor is off")
-        || refused.message().contains("no-such-profile"), "{refused:?}");
+    let refused = node
+        .cri
+        .create(&pod.1, &pod.0, &config)
+        .await
+        .expect_err("no AppArmor, or no such profile");
+    assert!(
+        refused.message().contains("apparmor") && refused.message().contains("AppArmor is off")
+            || refused.message().contains("no-such-profile"),
+        "{refused:?}"
+    );
     let mut config = shell("selinux", "true");
     security(&mut config).selinux_options = Some(SeLinuxOption {
         level: "no-level".into(),
         ..Default::default()
     });
-    let refused = node.cri.create(&pod.1, &pod.0, &config).await.expect_err("no such level");
+    let refused = node
+        .cri
+        .create(&pod.1, &pod.0, &config)
+        .await
+        .expect_err("no such level");
     assert!(refused.message().contains("no-level"), "{refused:?}");
-    assert!(node.cri.containers(None).await?.iter().all(|container| container.state != 0), "nothing is left");
+    assert!(
+        node.cri
+            .containers(None)
+            .await?
+            .iter()
+            .all(|container| container.state != 0),
+        "nothing is left"
+    );
+    node.finish().await
+}
+
+/// In the guest of `e2e/vm`; elsewhere there may be no AppArmor.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_default_apparmor_profile_where_there_is_apparmor() -> Result<()> {
+    let on = fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
+    if !on.starts_with('Y') {
+        println!("AppArmor is off here");
+        return Ok(());
+    }
+    let node = Node::start().await?;
+    node.busybox().await?;
+    let pod = sandbox(&node, "apparmor", false).await?;
+    let script = "cat /proc/self/attr/current; mount -t tmpfs x /tmp 2>/dev/null || echo no mount; \
+                  echo 1 > /proc/sys/kernel/panic 2>/dev/null || echo no setting; echo x > /file && cat /file";
+    for profile in [None, Some(SecurityProfile::default())] {
+        let name = format!("c{}", profile.is_some());
+        let mut config = shell(&name, script);
+        security(&mut config).apparmor = profile;
+        let capabilities = Capability {
+            add_capabilities: vec!["SYS_ADMIN".into()],
+            ..Default::default()
+        };
+        security(&mut config).capabilities = Some(capabilities);
+        let lines = run(&node, &pod, &config).await?;
+        assert_eq!(lines, ["reconcile-default (enforce)", "no mount", "no setting", "x"]);
+    }
+    let mut config = shell("unconfined", "cat /proc/self/attr/current");
+    security(&mut config).apparmor = Some(SecurityProfile {
+        profile_type: 1,
+        ..Default::default()
+    });
+    assert_eq!(run(&node, &pod, &config).await?, ["unconfined"]);
     node.finish().await
 }
 
@@ -147,7 +218,10 @@ async fn images_as_volumes() -> Result<()> {
     let name = "localhost/data:1";
     let program = fs::read("/bin/busybox")?;
     let layers = vec![
-        Layer::new(Compression::Gzip).dir("models", 0o755).file("models/a", 0o644, "a\n").file("models/gone", 0o644, "x"),
+        Layer::new(Compression::Gzip)
+            .dir("models", 0o755)
+            .file("models/a", 0o644, "a\n")
+            .file("models/gone", 0o644, "x"),
         Layer::new(Compression::Plain)
             .remove("models/gone")
             .file("echo", 0o755, program)
@@ -165,27 +239,59 @@ async fn images_as_volumes() -> Result<()> {
         ..Default::default()
     };
     let pod = sandbox(&node, "images", false).await?;
-    let mut config = shell("whole", "cd /mnt/volume; ls models; touch models/new 2>/dev/null || echo read-only; ./echo runs");
+    let mut config = shell(
+        "whole",
+        "cd /mnt/volume; ls models; touch models/new 2>/dev/null || echo read-only; ./echo runs",
+    );
     config.mounts = vec![mount("")];
     assert_eq!(run(&node, &pod, &config).await?, ["a", "read-only", "runs"]);
     let container = node.cri.containers(None).await?.pop().context("the container")?;
-    let told = node.cri.container(&container.id).await?.mounts.pop().and_then(|mount| mount.image);
+    let told = node
+        .cri
+        .container(&container.id)
+        .await?
+        .mounts
+        .pop()
+        .and_then(|mount| mount.image);
     let id = node.cri.image(name).await?.context("the image")?.id;
     assert_eq!(told.context("an image in the mount")?.image_ref, id);
 
     node.cri.remove_image(name).await?;
     let mut again = shell("sub", "ls /mnt/volume");
     again.mounts = vec![mount("models")];
-    let refused = node.cri.create(&pod.1, &pod.0, &again).await.expect_err("the image is not here");
+    let refused = node
+        .cri
+        .create(&pod.1, &pod.0, &again)
+        .await
+        .expect_err("the image is not here");
     assert!(refused.message().contains(name), "{refused:?}");
-    node.import(Image::new(name, vec![Layer::new(Compression::Plain).dir("models", 0o755).file("models/b", 0o644, "")],
-        json!({})).oci()).await?;
-    assert_eq!(run(&node, &pod, &again).await?, ["b"], "the name's new image; the old one is still mounted beside it");
+    node.import(
+        Image::new(
+            name,
+            vec![
+                Layer::new(Compression::Plain)
+                    .dir("models", 0o755)
+                    .file("models/b", 0o644, ""),
+            ],
+            json!({}),
+        )
+        .oci(),
+    )
+    .await?;
+    assert_eq!(
+        run(&node, &pod, &again).await?,
+        ["b"],
+        "the name's new image; the old one is still mounted beside it"
+    );
 
     for sub_path in ["models/b", "none", "out"] {
         let mut config = shell("refused", "true");
         config.mounts = vec![mount(sub_path)];
-        let refused = node.cri.create(&pod.1, &pod.0, &config).await.expect_err("no directory of the image");
+        let refused = node
+            .cri
+            .create(&pod.1, &pod.0, &config)
+            .await
+            .expect_err("no directory of the image");
         assert!(refused.message().contains("ImageVolumeMountFailed"), "{refused:?}");
     }
     let mut config = shell("writable", "true");
@@ -193,7 +299,11 @@ async fn images_as_volumes() -> Result<()> {
         readonly: false,
         ..mount("")
     }];
-    let refused = node.cri.create(&pod.1, &pod.0, &config).await.expect_err("an image is read-only");
+    let refused = node
+        .cri
+        .create(&pod.1, &pod.0, &config)
+        .await
+        .expect_err("an image is read-only");
     assert_eq!(refused.code(), Code::InvalidArgument);
 
     let volumes = node.state().join("pods").join(&pod.1).join("images");

@@ -96,13 +96,8 @@ impl Runtime {
 
     /// The bridge of running pods comes first, in the networks that the node was given.
     async fn sync_network(&self) -> Result<()> {
-        let network = &self.cx.world.network;
-        if let Some(node) = self.cx.store.by_name::<NodeKind>(state::node::LOCAL)
-            && let Err(error) = network.use_pod_cidrs(&node.spec.pod_cidr)
-        {
-            tracing::warn!(%error, "the node's pod CIDRs are of no use");
-        }
-        Ok(network.sync_node().await?)
+        node::tell_network(&self.cx);
+        Ok(self.cx.world.network.sync_node().await?)
     }
 
     /// Makes the records that always are, and looks at everything without changing it.

@@ -149,7 +149,10 @@ mod tests {
         root.make_file(Path::new("/link/a/file")).unwrap();
         assert!(path.join("real/a/file").is_file());
         root.make_dir(Path::new("/real/dangling/deep")).unwrap();
-        assert!(path.join("new/place/deep").is_dir(), "a dangling link's target is made inside");
+        assert!(
+            path.join("new/place/deep").is_dir(),
+            "a dangling link's target is made inside"
+        );
         root.make_dir(Path::new("/escape/a")).unwrap();
         assert!(path.join(outside.strip_prefix("/").unwrap()).join("a").is_dir());
         root.make_dir(Path::new("/../../outside/a")).unwrap();

@@ -120,7 +120,10 @@ impl Mounts {
     pub fn open(spec: &Spec) -> Step<Mounts> {
         let linux = spec.linux().as_ref().ok_or("config.json: linux: missing")?;
         let all = spec.mounts().as_deref().unwrap_or_default();
-        let mut users = Users { linux, made: Vec::new() };
+        let mut users = Users {
+            linux,
+            made: Vec::new(),
+        };
         let mut late: Vec<Late> = Vec::new();
         for mount in all {
             let destination = mount.destination().clone();
@@ -147,7 +150,10 @@ impl Mounts {
             own_dev: !late.iter().any(|mount| mount.destination == Path::new("/dev")),
             late,
             readonly: spec.root().as_ref().is_some_and(|root| root.readonly() == Some(true)),
-            shared: linux.rootfs_propagation().as_deref().is_some_and(|kind| kind.ends_with("shared")),
+            shared: linux
+                .rootfs_propagation()
+                .as_deref()
+                .is_some_and(|kind| kind.ends_with("shared")),
             readonly_paths: paths(linux.readonly_paths()),
             masked_paths: paths(linux.masked_paths()),
         })
@@ -219,7 +225,9 @@ fn put(root: &Root, destination: &Path, tree: &OwnedFd) -> io::Result<()> {
         } else {
             ("a file", "a directory")
         };
-        return Err(io::Error::other(format!("the source is {source}, what is there is {there}")));
+        return Err(io::Error::other(format!(
+            "the source is {source}, what is there is {there}"
+        )));
     }
     let is_allowed = destination == Path::new("/proc") || PROC_FILES.iter().any(|file| destination == Path::new(file));
     if !is_allowed && sys::fs_type(target.as_fd())? == libc::PROC_SUPER_MAGIC {
@@ -257,13 +265,21 @@ fn mask(root: &Root, path: &Path) -> io::Result<()> {
 
 /// An empty, read-only file system attached nowhere.
 fn empty() -> io::Result<OwnedFd> {
-    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+    let attributes =
+        libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
     // SAFETY: a valid name, null for what the command does not take, else numbers; the descriptors are new and ours.
     unsafe {
         let context = check(libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), 1))?;
         let context = OwnedFd::from_raw_fd(context as RawFd);
         let raw = context.as_raw_fd();
-        check(libc::syscall(libc::SYS_fsconfig, raw, FSCONFIG_CMD_CREATE, 0usize, 0usize, 0))?;
+        check(libc::syscall(
+            libc::SYS_fsconfig,
+            raw,
+            FSCONFIG_CMD_CREATE,
+            0usize,
+            0usize,
+            0,
+        ))?;
         let tree = check(libc::syscall(libc::SYS_fsmount, raw, 1, attributes as libc::c_uint))?;
         Ok(OwnedFd::from_raw_fd(tree as RawFd))
     }
@@ -272,7 +288,10 @@ fn empty() -> io::Result<OwnedFd> {
 /// The prepared clone of a mount's source.
 fn source(mount: &Mount, linux: &Linux, users: &mut Users) -> io::Result<OwnedFd> {
     let path = mount.source().as_deref().ok_or_else(|| io::Error::other("no source"))?;
-    let own_cgroup = linux.cgroups_path().as_deref().and_then(|path| path.strip_prefix("/").ok());
+    let own_cgroup = linux
+        .cgroups_path()
+        .as_deref()
+        .and_then(|path| path.strip_prefix("/").ok());
     if own_cgroup.is_some_and(|own| !own.as_os_str().is_empty() && path.ends_with(own)) && !path.exists() {
         // The container's own cgroup, which libcontainer makes a moment later.
         fs::create_dir_all(path)?;
@@ -326,10 +345,13 @@ fn unmapped(error: io::Error) -> io::Error {
     )
 }
 
+/// Mappings of users and of groups.
+type Maps = (Vec<LinuxIdMapping>, Vec<LinuxIdMapping>);
+
 /// User namespaces that give id-mapped mounts their mapping.
 struct Users<'a> {
     linux: &'a Linux,
-    made: Vec<((Vec<LinuxIdMapping>, Vec<LinuxIdMapping>), OwnedFd)>,
+    made: Vec<(Maps, OwnedFd)>,
 }
 
 impl Users<'_> {
@@ -351,11 +373,13 @@ impl Users<'_> {
     }
 
     /// The pod's own namespace, if it has this mapping.
-    fn pods(&self, wanted: &(Vec<LinuxIdMapping>, Vec<LinuxIdMapping>)) -> Option<PathBuf> {
+    fn pods(&self, wanted: &Maps) -> Option<PathBuf> {
         let same = self.linux.uid_mappings().as_ref() == Some(&wanted.0)
             && self.linux.gid_mappings().as_ref() == Some(&wanted.1);
         let all = self.linux.namespaces().as_deref().unwrap_or_default();
-        let user = all.iter().find(|namespace| namespace.typ() == LinuxNamespaceType::User)?;
+        let user = all
+            .iter()
+            .find(|namespace| namespace.typ() == LinuxNamespaceType::User)?;
         user.path().clone().filter(|_| same)
     }
 }
@@ -378,7 +402,9 @@ fn user_namespace(uids: &[LinuxIdMapping], gids: &[LinuxIdMapping]) -> io::Resul
     let told = File::from(made).read(&mut ok);
     let namespace = (|| {
         if told? != 1 || ok[0] != 1 {
-            return Err(io::Error::other("no user namespace could be made; see user.max_user_namespaces"));
+            return Err(io::Error::other(
+                "no user namespace could be made; see user.max_user_namespaces",
+            ));
         }
         for (file, maps) in [("uid_map", uids), ("gid_map", gids)] {
             let line = |map: &LinuxIdMapping| format!("{} {} {}\n", map.container_id(), map.host_id(), map.size());
@@ -395,7 +421,8 @@ fn user_namespace(uids: &[LinuxIdMapping], gids: &[LinuxIdMapping]) -> io::Resul
 }
 
 fn clone(at: BorrowedFd, path: &CStr, recursive: bool) -> io::Result<OwnedFd> {
-    let mut flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC as libc::c_uint | libc::AT_EMPTY_PATH as libc::c_uint;
+    let mut flags =
+        libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC as libc::c_uint | libc::AT_EMPTY_PATH as libc::c_uint;
     if recursive {
         flags |= libc::AT_RECURSIVE as libc::c_uint;
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use oci_spec::runtime::Spec;
 use serde::Deserialize;
 use state::container::{ContainerKind, ContainerStatus, ContainerUser};
+use state::sandbox::Profile;
 use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::sandbox;
 use crate::world::Paths;
 use crate::world::linux::passwd::{self, UserRequest};
-use crate::world::linux::{mounts, netns};
+use crate::world::linux::{apparmor, mounts, netns};
 use crate::world::paths::make_dir;
 
 pub struct Bundle;
@@ -116,7 +117,7 @@ impl Stage<ContainerKind> for Bundle {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         let stand = Stand::of(cx, object)?;
-        let host = HostFacts::read().map_err(refused)?;
+        let host = host(object).await?;
         let (spec, filter) = configure(cx, &sandbox, object, &stand, &host).await?;
         let dir = path(&cx.world.paths, object);
         make_dir(&dir)?;
@@ -136,6 +137,26 @@ impl Stage<ContainerKind> for Bundle {
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
         unlink(&path(&cx.world.paths, object).join("config.json"))?;
         Ok(Undone::Done)
+    }
+}
+
+/// What must be known of the host; sees to it that the default AppArmor profile is there if it is needed.
+async fn host(object: &Container) -> Result<HostFacts> {
+    let host = HostFacts::read().map_err(refused)?;
+    let security = &object.spec.security;
+    let default = !security.privileged && matches!(security.apparmor, None | Some(Profile::RuntimeDefault));
+    let loaded = |names: &Vec<String>| names.iter().any(|name| name == apparmor::DEFAULT);
+    if !default || host.apparmor.as_ref().is_none_or(loaded) {
+        return Ok(host);
+    }
+    let done = tokio::task::spawn_blocking(apparmor::load_default).await;
+    match done.map_err(|source| Error::Task {
+        op: "load AppArmor profile",
+        source,
+    })? {
+        Ok(()) => HostFacts::read().map_err(refused),
+        // Whether it goes on without is for the configuration to say.
+        Err(_) => Ok(host),
     }
 }
 

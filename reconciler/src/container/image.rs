@@ -123,7 +123,9 @@ impl Stage<ContainerKind> for Image {
         };
         let mut mounted = BTreeMap::new();
         for (i, wish) in volumes(object) {
-            let Some(image) = by_id(cx, &wish.id) else { return Ok(()) };
+            let Some(image) = by_id(cx, &wish.id) else {
+                return Ok(());
+            };
             let volume = VolumeImage {
                 id: image.status.id.clone(),
                 manifest_digest: image.status.manifest_digest.clone(),

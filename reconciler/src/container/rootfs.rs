@@ -1,6 +1,8 @@
 //! Stage `rootfs`: the overlay of the image's layers and the container's writable one.
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use state::Container;
 use state::container::ContainerKind;
@@ -55,6 +57,9 @@ impl Stage<ContainerKind> for Rootfs {
         let image = object.spec.image.requested.clone();
         let sandbox = sandbox::of(cx, object)?;
         let user = sandbox::pins(&cx.world.paths, &sandbox).user;
+        if user.is_some() {
+            lets_through(&target)?;
+        }
         tokio::task::spawn_blocking(move || {
             let (upper, work) = (own.join("upper"), own.join("work"));
             let Some(user) = user else {
@@ -80,7 +85,22 @@ impl Stage<ContainerKind> for Rootfs {
         let target = cx.world.paths.rootfs(&object.spec.sandbox, object.uid());
         unmount(&target)?;
         unlink(&target.with_extension("new"))?;
-        mounts::clear_scratch(&target.with_file_name("mapped")).map_err(images::failed(&object.spec.image.requested))?;
+        mounts::clear_scratch(&target.with_file_name("mapped"))
+            .map_err(images::failed(&object.spec.image.requested))?;
         Ok(Undone::Done)
     }
+}
+
+/// Root of a user namespace is another user on the host, and must reach its root file system.
+fn lets_through(target: &Path) -> Result<()> {
+    for dir in target.ancestors().skip(1) {
+        let mode = dir.metadata().map_err(Error::io("look at", dir))?.mode();
+        if mode & 0o001 == 0 {
+            return Err(Error::Refused(format!(
+                "directory {}: a pod with a user namespace needs it open to other users (chmod o+x)",
+                dir.display()
+            )));
+        }
+    }
+    Ok(())
 }

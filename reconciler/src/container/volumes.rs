@@ -22,7 +22,13 @@ const MOST: usize = 256;
 /// makes none: that file is the container's own already.
 pub async fn ensure(cx: &Context, object: &Container, stand: &Stand) -> Result<BTreeMap<String, PathBuf>> {
     let clean = |path: &str| super::spec::clean(Path::new(path));
-    let mounted = |path: &str| object.spec.mounts.iter().any(|mount| clean(&mount.container_path) == clean(path));
+    let mounted = |path: &str| {
+        object
+            .spec
+            .mounts
+            .iter()
+            .any(|mount| clean(&mount.container_path) == clean(path))
+    };
     let paths = stand.config.volumes.iter().filter(|path| !mounted(path));
     let mut wanted: BTreeSet<String> = paths.map(|path| clean(path).display().to_string()).collect();
     wanted.remove("/");
@@ -30,7 +36,10 @@ pub async fn ensure(cx: &Context, object: &Container, stand: &Stand) -> Result<B
         return Ok(BTreeMap::new());
     }
     if wanted.len() > MOST {
-        let why = format!("the image's configuration has {} volumes, at most {MOST} are made", wanted.len());
+        let why = format!(
+            "the image's configuration has {} volumes, at most {MOST} are made",
+            wanted.len()
+        );
         return Err(Error::Refused(why));
     }
     let own = dir(&cx.world.paths, object).join("volumes");

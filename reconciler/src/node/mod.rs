@@ -39,13 +39,21 @@ pub async fn ensure(cx: &Context) -> Result<()> {
     }
 }
 
+/// Tells the network which pod CIDRs the node was given.
+pub fn tell_network(cx: &Context) {
+    let Some(node) = cx.store.by_name::<NodeKind>(LOCAL) else {
+        return;
+    };
+    if let Err(error) = cx.world.network.use_pod_cidrs(&node.spec.pod_cidr) {
+        tracing::warn!(%error, "the node's pod CIDRs are of no use");
+    }
+}
+
 /// Looks at the node; `Ready` becomes true once the first look at all objects is done.
 pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let old = &object.status;
     let ready = cx.looked.get().is_some();
-    if let Err(error) = cx.world.network.use_pod_cidrs(&object.spec.pod_cidr) {
-        tracing::warn!(%error, "the node's pod CIDRs are of no use");
-    }
+    tell_network(cx);
     let network = cx.world.network.ready();
     let now = cx.world.clock.now_ns();
     let mut all = vec![match ready {

@@ -101,7 +101,9 @@ async fn fulfil(cx: &Context, pod: &Pod, wish: Wish) -> Result<()> {
         Wish::Sandbox { attempt } => {
             // Until the record is written: nobody else takes the same range.
             let _ranges = users::CHOICE.lock().await;
-            let user = (pod.spec.host_users == Some(false)).then(|| users::choose(cx)).transpose()?;
+            let user = (pod.spec.host_users == Some(false))
+                .then(|| users::choose(cx))
+                .transpose()?;
             let (meta, spec) = build::sandbox(&cx.world.paths, pod, attempt, user);
             written(cx.store.create::<SandboxKind>(New { meta, spec }).await.map(drop))
         }

@@ -46,6 +46,8 @@ fn is_taken(host: u32, sandboxes: &[Arc<PodSandbox>]) -> bool {
         let (start, end) = (u64::from(map.host_id), u64::from(map.host_id) + u64::from(map.length));
         start < u64::from(host) + u64::from(LENGTH) && u64::from(host) < end
     };
-    let users = sandboxes.iter().filter_map(|sandbox| sandbox.spec.namespaces.user.as_ref());
+    let users = sandboxes
+        .iter()
+        .filter_map(|sandbox| sandbox.spec.namespaces.user.as_ref());
     users.flat_map(|user| user.uids.iter().chain(&user.gids)).any(overlaps)
 }

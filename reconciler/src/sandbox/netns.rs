@@ -42,7 +42,9 @@ pub fn user_namespace(spec: &SandboxSpec) -> Option<&UserNamespace> {
 }
 
 fn triples(maps: &[IdMapping]) -> Vec<(u32, u32, u32)> {
-    maps.iter().map(|map| (map.container_id, map.host_id, map.length)).collect()
+    maps.iter()
+        .map(|map| (map.container_id, map.host_id, map.length))
+        .collect()
 }
 
 fn kinds(pins: &Pins) -> Vec<(netns::Kind, PathBuf)> {

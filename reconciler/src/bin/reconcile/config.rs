@@ -42,7 +42,10 @@ fn pod_cidrs<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<V
         let wrong = |_| serde::de::Error::custom(format!("{text:?} is not a CIDR such as 10.1.0.0/16"));
         text.trim().parse::<Cidr>().map_err(wrong)
     };
-    let all = text.split(',').map(one).collect::<std::result::Result<Vec<_>, D::Error>>()?;
+    let all = text
+        .split(',')
+        .map(one)
+        .collect::<std::result::Result<Vec<_>, D::Error>>()?;
     match &all[..] {
         [_] => Ok(all),
         [a, b] if a.ip.is_ipv4() != b.ip.is_ipv4() => Ok(all),
@@ -107,7 +110,10 @@ mod tests {
                 "c.yaml:2:9: network.mode: unknown variant `none`",
             ),
             ("network: {podCIDR: ten}\n", "\"ten\" is not a CIDR"),
-            ("network: {podCIDR: '10.1.0.0/16,10.2.0.0/16'}\n", "one network of each family"),
+            (
+                "network: {podCIDR: '10.1.0.0/16,10.2.0.0/16'}\n",
+                "one network of each family",
+            ),
             ("root: [\n", "c.yaml:"),
             ("- a\n", "c.yaml:1:1"),
         ] {

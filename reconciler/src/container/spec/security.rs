@@ -6,7 +6,7 @@ use state::sandbox::{IdMapping, NamespaceMode, Profile, SeLinux};
 use super::{Input, Result, SpecError};
 
 /// The AppArmor profile that `RuntimeDefault` means.
-pub const APPARMOR_DEFAULT: &str = "reconcile-default";
+pub const APPARMOR_DEFAULT: &str = crate::world::linux::apparmor::DEFAULT;
 
 /// What no single field can tell.
 pub fn check(input: &Input) -> Result<()> {
@@ -120,7 +120,7 @@ pub fn apparmor(input: &Input) -> Result<Option<String>> {
         Some(Profile::RuntimeDefault) if has(APPARMOR_DEFAULT) => Ok(Some(APPARMOR_DEFAULT.into())),
         Some(Profile::RuntimeDefault) => Err(SpecError::unsupported(
             field,
-            format!("the profile {APPARMOR_DEFAULT} is not loaded"),
+            format!("the profile {APPARMOR_DEFAULT} is not loaded; is apparmor_parser(8) installed?"),
         )),
         Some(Profile::Localhost { reference }) if has(reference) => Ok(Some(reference.clone())),
         Some(Profile::Localhost { reference }) => Err(SpecError::unsupported(

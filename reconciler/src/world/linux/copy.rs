@@ -39,7 +39,16 @@ pub fn tree(root: BorrowedFd<'_>, path: &Path, target: &Path) -> io::Result<bool
             .map_err(Into::into);
     };
     let mut links = HashMap::new();
-    directory(&source, made.as_fd(), Path::new(""), &mut Copy { links: &mut links, target: made.as_fd() }, 0)?;
+    directory(
+        &source,
+        made.as_fd(),
+        Path::new(""),
+        &mut Copy {
+            links: &mut links,
+            target: made.as_fd(),
+        },
+        0,
+    )?;
     Ok(true)
 }
 
@@ -49,13 +58,7 @@ struct Copy<'a> {
     target: BorrowedFd<'a>,
 }
 
-fn directory(
-    from: &OwnedFd,
-    to: BorrowedFd<'_>,
-    at: &Path,
-    copy: &mut Copy<'_>,
-    depth: usize,
-) -> io::Result<()> {
+fn directory(from: &OwnedFd, to: BorrowedFd<'_>, at: &Path, copy: &mut Copy<'_>, depth: usize) -> io::Result<()> {
     if depth > DEPTH {
         return Err(Errno::ENAMETOOLONG.into());
     }
@@ -84,9 +87,8 @@ fn one(
 ) -> io::Result<()> {
     let meta = fstatat(from, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
     let kind = SFlag::from_bits_truncate(meta.st_mode & SFlag::S_IFMT.bits());
-    let open = |dir: BorrowedFd<'_>, flags| {
-        openat(dir, name, flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
-    };
+    let open =
+        |dir: BorrowedFd<'_>, flags| openat(dir, name, flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty());
     if kind == SFlag::S_IFDIR {
         let inner = open(from.as_fd(), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         mkdirat(to, name, Mode::S_IRWXU)?;
@@ -135,7 +137,10 @@ fn permissions(meta: &FileStat) -> Mode {
 fn finish(dir: BorrowedFd<'_>, name: &CStr, flags: AtFlags, meta: &FileStat) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(meta.st_uid), Gid::from_raw(meta.st_gid));
     fchownat(dir, name, Some(uid), Some(gid), flags)?;
-    let time = |seconds, nanos| libc::timespec { tv_sec: seconds, tv_nsec: nanos };
+    let time = |seconds, nanos| libc::timespec {
+        tv_sec: seconds,
+        tv_nsec: nanos,
+    };
     let times = [
         time(meta.st_atime, meta.st_atime_nsec),
         time(meta.st_mtime, meta.st_mtime_nsec),
@@ -192,7 +197,10 @@ mod tests {
         File::open(root.join("data/file")).unwrap().set_modified(past).unwrap();
         let view = File::open(&root).unwrap();
         assert!(tree(view.as_fd(), Path::new("/to-data"), &out).unwrap());
-        let (file, again) = (out.join("file").metadata().unwrap(), out.join("sub/again").metadata().unwrap());
+        let (file, again) = (
+            out.join("file").metadata().unwrap(),
+            out.join("sub/again").metadata().unwrap(),
+        );
         assert_eq!(fs::read_to_string(out.join("file")).unwrap(), "text");
         assert_eq!((file.ino(), file.modified().unwrap()), (again.ino(), past));
         let sub = out.join("sub").metadata().unwrap();

@@ -1,5 +1,6 @@
 //! The world of a real Linux node.
 
+pub mod apparmor;
 pub mod archive;
 pub mod cgroup;
 pub mod clock;

@@ -136,7 +136,12 @@ pub fn ensure(want: &Pins, shim: &Path) -> Result<()> {
 impl Pins {
     fn list(&self) -> Vec<(&'static str, PathBuf)> {
         let user = self.user.as_ref().map(|user| user.path.clone());
-        let all = [("net", &self.net), ("ipc", &self.ipc), ("uts", &self.uts), ("user", &user)];
+        let all = [
+            ("net", &self.net),
+            ("ipc", &self.ipc),
+            ("uts", &self.uts),
+            ("user", &user),
+        ];
         all.into_iter()
             .filter_map(|(kind, path)| Some((kind, path.clone()?)))
             .collect()

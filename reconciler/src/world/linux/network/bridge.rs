@@ -53,12 +53,7 @@ impl Bridge {
 
     /// The bridge as it should be, reading only. The pods' networks are those configured, else those in use, else those
     /// that the node was given, else free ones.
-    pub async fn choose(
-        config: &Config,
-        wished: &[Cidr],
-        attachments: &[Attachment],
-        links: &Links,
-    ) -> Result<Bridge> {
+    pub async fn choose(config: &Config, wished: &[Cidr], attachments: &[Attachment], links: &Links) -> Result<Bridge> {
         let name = bridge_name(&config.instance);
         let in_use = match links.by_name(&name).await? {
             Some(link) => links.addresses(link.index).await?,
