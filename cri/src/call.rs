@@ -1,9 +1,10 @@
 //! One call's time limits and subject.
 
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tonic::metadata::MetadataMap;
+
+use crate::subject::{Subject, Wish};
 
 /// Limit of a mutating call whose client gave none.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(240);
@@ -12,19 +13,8 @@ const LONGEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// For so long after its call's end a create may be joined by a retry before it is torn down.
 const TRIAL: Duration = Duration::from_secs(60);
 
-/// What a call is about, filled in by the handler for the log line at the call's end.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Subject(Arc<Mutex<(String, String)>>);
-
-impl Subject {
-    /// `(pod, id)`, empty where not known.
-    pub(crate) fn get(&self) -> (String, String) {
-        self.0.lock().map(|inner| inner.clone()).unwrap_or_default()
-    }
-}
-
 /// A request's frame: when it came, when its client gives up, what it is about.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) started: Instant,
     limit: Option<Duration>,
@@ -32,21 +22,22 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn open<T>(request: tonic::Request<T>) -> (Call, T) {
+    /// Begins a mutating call, and says so in the log.
+    pub(crate) fn open<T: Wish>(request: tonic::Request<T>) -> (Call, T) {
         let subject = request.extensions().get::<Subject>().cloned().unwrap_or_default();
         let call = Call {
             started: Instant::now(),
             limit: limit(request.metadata()),
             subject,
         };
-        (call, request.into_inner())
+        let request = request.into_inner();
+        call.subject.begin(&request);
+        (call, request)
     }
 
     /// Records the pod (`namespace/name`) and id that the call turned out to be about.
     pub(crate) fn about(&self, pod: impl Into<String>, id: &str) {
-        if let Ok(mut inner) = self.subject.0.lock() {
-            *inner = (pod.into(), id.to_owned());
-        }
+        self.subject.set(pod.into(), id);
     }
 
     /// When to answer at the latest: a little before the client gives up, so that it reads what the work waits for.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use state::Condition;
+use state::pull::PullFailure;
 use tonic::{Code, Status};
 
 /// Why a call failed. Ids are kept out of the texts where a name says as much: they end up in pod events.
@@ -37,6 +38,9 @@ pub enum Error {
     },
     #[error("{0}")]
     Unavailable(String),
+    /// A bound was reached.
+    #[error("{0}")]
+    Busy(String),
     #[error("{what}: the answer has {size} bytes and the limit is {limit}: {advice}")]
     TooLarge {
         what: &'static str,
@@ -46,6 +50,13 @@ pub enum Error {
     },
     #[error("{rpc}: not implemented yet: {why}")]
     Unimplemented { rpc: &'static str, why: &'static str },
+    /// A pull ended without an image.
+    #[error("{}image {image}: {message}", crate::pull::prefix(*.why))]
+    Pull {
+        image: String,
+        why: PullFailure,
+        message: String,
+    },
     #[error("{what}: timed out after {}", seconds(*.limit))]
     TimedOut { what: String, limit: Duration },
     #[error(transparent)]
@@ -110,9 +121,16 @@ impl Error {
                 let known = REASONS.iter().find(|(name, _)| name == reason);
                 known.map_or(Code::Internal, |(_, code)| *code)
             }
+            Error::Pull { why, .. } => match why {
+                PullFailure::NotFound => Code::NotFound,
+                PullFailure::PermissionDenied => Code::PermissionDenied,
+                PullFailure::RegistryUnavailable => Code::Unknown,
+                PullFailure::NoSpace => Code::ResourceExhausted,
+                PullFailure::Invalid | PullFailure::Failed => Code::Internal,
+            },
             Error::Deadline { .. } | Error::TimedOut { .. } => Code::DeadlineExceeded,
             Error::Unavailable(_) => Code::Unavailable,
-            Error::TooLarge { .. } => Code::ResourceExhausted,
+            Error::TooLarge { .. } | Error::Busy(_) => Code::ResourceExhausted,
             Error::Unimplemented { .. } => Code::Unimplemented,
             Error::Json(_) | Error::Once(_) => Code::Internal,
             Error::Record(Record::Invalid { .. } | Record::Ambiguous { .. }) => Code::InvalidArgument,
@@ -121,7 +139,7 @@ impl Error {
             Error::Record(Record::Conflict { .. }) => Code::FailedPrecondition,
             Error::Record(Record::Deadline { .. }) => Code::DeadlineExceeded,
             Error::Record(Record::Full { .. }) => Code::ResourceExhausted,
-            Error::Record(Record::Closed) => Code::Unavailable,
+            Error::Record(Record::Closed | Record::Unanswered) => Code::Unavailable,
             Error::Record(_) => Code::Internal,
         }
     }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use state::image::{Image, ImageConfig, ImageKind, ImagePhase, ImageSource};
+use state::image::{Image, ImageConfig, ImageKind, ImagePhase};
 use state::{Reference, Store};
 use tonic::Request;
 
 use crate::answer::{Answer, Answers, answer, bounded, chunked};
 use crate::call::Call;
 use crate::error::{Error, Result};
+use crate::pull::Pull;
 use crate::runtime::v1;
 use crate::services::Services;
 use crate::translate;
@@ -228,7 +229,7 @@ impl v1::image_service_server::ImageService for Services {
 
     async fn pull_image(&self, request: Request<v1::PullImageRequest>) -> Answer<v1::PullImageResponse> {
         let (call, request) = Call::open(request);
-        answer(pull(self, &call, &request))
+        answer(pull(self, &call, request).await)
     }
 
     async fn remove_image(&self, request: Request<v1::RemoveImageRequest>) -> Answer<v1::RemoveImageResponse> {
@@ -265,25 +266,25 @@ fn status(services: &Services, request: v1::ImageStatusRequest) -> Result<v1::Im
     })
 }
 
-/// Registries are not spoken to yet; what came by another way counts as pulled.
-fn pull(services: &Services, call: &Call, request: &v1::PullImageRequest) -> Result<v1::PullImageResponse> {
-    let spec = translate::present("image", &request.image)?;
-    let catalog = Catalog::read(&services.store);
-    if let Some(entry) = catalog.resolve("image.image", &spec.image)?
-        && entry
-            .records
-            .iter()
-            .any(|record| record.spec.source != ImageSource::Registry)
-    {
-        call.about("", &entry.id);
-        return Ok(v1::PullImageResponse {
-            image_ref: entry.id.clone(),
-        });
-    }
-    Err(Error::Unimplemented {
-        rpc: "PullImage",
-        why: "the registry client is missing; import an archive",
-    })
+/// An id can only be that of an image that is here; a name is asked for, every time.
+async fn pull(services: &Services, call: &Call, request: v1::PullImageRequest) -> Result<v1::PullImageResponse> {
+    let text = &translate::present("image", &request.image)?.image;
+    let reference = match Reference::parse(text, "image.image") {
+        Ok(reference) => reference,
+        Err(error) => {
+            let catalog = Catalog::read(&services.store);
+            let entry = catalog.resolve("image.image", text).ok().flatten().ok_or(error)?;
+            call.about("", &entry.id);
+            return Ok(v1::PullImageResponse {
+                image_ref: entry.id.clone(),
+            });
+        }
+    };
+    let credentials = request.auth.map(translate::image::credential).into_iter().collect();
+    let pull = Pull::begin(&services.store, &reference, credentials, false).await?;
+    let image_ref = pull.done(services, call).await?;
+    call.about("", &image_ref);
+    Ok(v1::PullImageResponse { image_ref })
 }
 
 /// Drops all names of the image. Containers that use it keep its layers; a deleted record is invisible at once.

@@ -1,7 +1,7 @@
 //! The container runtime interface: both CRI services and the records service on one socket.
 //!
 //! ```text
-//!  request -> server.rs -> runtime/ images.rs records.rs      one line logged at the end of each mutating call
+//!  request -> server.rs -> runtime/ images.rs records.rs      a line at the begin and the end of each mutating call, in the log
 //!                              |
 //!                    translate/ (pure)  proto -> wish, status -> proto
 //!                              |
@@ -19,12 +19,14 @@ mod converge;
 mod error;
 mod filter;
 mod images;
+mod pull;
 pub mod records;
 pub mod runtime;
 mod server;
 mod services;
+mod subject;
 mod translate;
 
 pub use error::{Error, Result};
 pub use server::{MESSAGE_LIMIT, bind, serve};
-pub use services::{Config, Count, OnceHook, OnceReport, Services};
+pub use services::{Config, OnceHook, OnceReport, Services};

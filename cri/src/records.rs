@@ -7,6 +7,7 @@ pub mod v1 {
 }
 
 mod apply;
+mod pull;
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use state::resource::API_VERSION;
 use state::sandbox::SandboxKind;
 use state::store::Event;
 use state::{Container, Kind, Meta, Object, Pod, Reference};
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status};
 
 use crate::answer::{Answer, Answers, answer, bounded};
@@ -34,7 +35,8 @@ use crate::services::Services;
 #[tonic::async_trait]
 impl v1::records_server::Records for Services {
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Answer<v1::ApplyResponse> {
-        answer(apply::apply(self, request.into_inner()).await)
+        let (_, request) = Call::open(request);
+        answer(apply::apply(self, request).await)
     }
 
     async fn delete(&self, request: Request<v1::DeleteRequest>) -> Answer<v1::DeleteResponse> {
@@ -52,8 +54,15 @@ impl v1::records_server::Records for Services {
         answer(watch(self, request.into_inner()))
     }
 
+    type PullStream = Answers<v1::PullResponse>;
+
+    async fn pull(&self, request: Request<v1::PullRequest>) -> Answer<Self::PullStream> {
+        answer(pull::pull(self, request.into_inner()).await)
+    }
+
     async fn once(&self, request: Request<v1::OnceRequest>) -> Answer<v1::OnceResponse> {
-        answer(once(self, request.into_inner().dry_run).await)
+        let (_, request) = Call::open(request);
+        answer(once(self, request.dry_run).await)
     }
 }
 
@@ -137,6 +146,9 @@ fn watch(services: &Services, request: v1::WatchRequest) -> Result<Answers<v1::W
     }
 }
 
+/// Changes that a client may leave unread.
+const UNREAD: usize = 4096;
+
 /// Ends when the server stops; a client that fell behind is told to watch again.
 fn watch_kind<K: Kind>(services: &Services, uid: String) -> Answers<v1::WatchResponse> {
     let change = move |event: Event<K>| {
@@ -152,7 +164,7 @@ fn watch_kind<K: Kind>(services: &Services, uid: String) -> Answers<v1::WatchRes
     };
     let behind = Err(Status::aborted("the watch fell behind; watch again"));
     let closing = services.clone();
-    let changes = UnboundedReceiverStream::new(services.store.watch::<K>()).filter_map(change);
+    let changes = ReceiverStream::new(services.store.watch_bounded::<K>(UNREAD)).filter_map(change);
     let changes = changes.chain(futures::stream::iter([behind]));
     Box::pin(changes.take_until(async move { closing.closed().await }))
 }

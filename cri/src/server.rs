@@ -1,4 +1,4 @@
-//! The socket: bound for root alone, all services on it, limits, and one line logged for each change.
+//! The socket: bound for root alone, all services on it, limits; calls are counted, timed and logged.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures::Stream;
+use state::meter::Labels;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,11 +20,11 @@ use tonic::transport::server::{Connected, UdsConnectInfo};
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-use crate::call::Subject;
 use crate::records::v1::records_server::RecordsServer;
 use crate::runtime::v1::image_service_server::ImageServiceServer;
 use crate::runtime::v1::runtime_service_server::RuntimeServiceServer;
 use crate::services::Services;
+use crate::subject::Subject;
 
 /// Bytes of one message at most, both ways: what the kubelet's client accepts.
 pub const MESSAGE_LIMIT: usize = 16 << 20;
@@ -175,7 +176,8 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Wraps every call: refuses it before the first look at the node, counts it, logs changes at their end.
+/// Wraps every call: refuses it before the first look at the node, counts and times it, logs its end. (That a change
+/// begins is logged where its request is read.)
 #[derive(Clone)]
 struct Observe {
     services: Services,
@@ -213,11 +215,13 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let subject = Subject::default();
+        let method = request.uri().path().to_owned();
+        let rpc = method.rsplit('/').next().unwrap_or_default();
+        let subject = Subject::new(self.services.clone(), rpc);
         request.extensions_mut().insert(subject.clone());
         let end = End {
             services: self.services.clone(),
-            method: request.uri().path().to_owned(),
+            method,
             subject,
             started: Instant::now(),
             code: Code::Cancelled,
@@ -289,14 +293,17 @@ impl Drop for End {
         {
             return;
         }
-        self.services.count(&self.method, self.code);
-        let (pod, id) = self.subject.get();
+        let about = self.subject.get();
         let took = self.started.elapsed();
         let code = format!("{:?}", self.code);
+        let meter = self.services.store.meter();
+        let labels: Labels = &[("operation", rpc), ("code", &code), ("handler", &about.handler)];
+        meter.count("reconcile_rpc_total", labels);
+        meter.time("reconcile_rpc_seconds", &[("operation", rpc)], took);
         if changes(rpc) {
-            tracing::info!(rpc, pod, id, ?took, code, "call");
+            tracing::info!(rpc, pod = about.pod, id = about.id, ?took, code, "call ended");
         } else {
-            tracing::debug!(rpc, ?took, code, "call");
+            tracing::debug!(rpc, ?took, code, "call ended");
         }
     }
 }
@@ -308,7 +315,7 @@ fn is_known(rpc: &str) -> bool {
 
 /// Does the RPC change anything?
 fn changes(rpc: &str) -> bool {
-    const CHANGES: [&str; 15] = [
+    const CHANGES: [&str; 16] = [
         "Run",
         "Stop",
         "Remove",
@@ -324,6 +331,7 @@ fn changes(rpc: &str) -> bool {
         "Checkpoint",
         "Restore",
         "Attach",
+        "PortForward",
     ];
     rpc != "RuntimeConfig" && CHANGES.iter().any(|verb| rpc.starts_with(verb))
 }

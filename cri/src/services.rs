@@ -1,7 +1,6 @@
 //! What every handler has at hand: the store, the settings, and how an id becomes a record.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use state::container::{ContainerKind, ContainerPhase};
@@ -9,9 +8,9 @@ use state::node::{LOCAL, NodeKind};
 use state::sandbox::{SandboxGoal, SandboxKind, SandboxPhase};
 use state::{Container, Kind, Node, Object, PodSandbox, Store, Truth};
 use tokio::sync::{RwLock, watch};
-use tonic::Code;
 
 use crate::error::{Error, Result};
+use crate::runtime::Feed;
 
 /// What a pass over everything did, or would do.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +39,8 @@ pub struct Config {
     /// `Mount.mount_options` is honoured.
     pub mount_options: bool,
     pub once: Option<OnceHook>,
+    /// Where the streaming server listens, `http://ADDRESS:PORT`; `None` if none does.
+    pub streaming_url: Option<String>,
 }
 
 impl Default for Config {
@@ -52,17 +53,9 @@ impl Default for Config {
             user_namespaces_host_network: true,
             mount_options: true,
             once: None,
+            streaming_url: None,
         }
     }
-}
-
-/// How often one method ended with one code.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Count {
-    /// `/package.Service/Method`
-    pub method: String,
-    pub code: Code,
-    pub calls: u64,
 }
 
 /// The services over one store; clones share everything.
@@ -74,7 +67,8 @@ pub struct Services {
     pub(crate) settle: Arc<RwLock<()>>,
     /// Becomes true when the server stops; streams and waits end then.
     pub(crate) closing: watch::Receiver<bool>,
-    counts: Arc<Mutex<BTreeMap<(String, i32), u64>>>,
+    /// What GetContainerEvents tells.
+    pub(crate) feed: Arc<Feed>,
 }
 
 impl Services {
@@ -85,24 +79,7 @@ impl Services {
             config: Arc::new(config),
             settle: Arc::default(),
             closing,
-            counts: Arc::default(),
-        }
-    }
-
-    /// Calls so far by method and code, for metrics.
-    pub fn counts(&self) -> Vec<Count> {
-        let counts = self.counts.lock().map(|c| c.clone()).unwrap_or_default();
-        let count = |((method, code), calls)| Count {
-            method,
-            code: Code::from_i32(code),
-            calls,
-        };
-        counts.into_iter().map(count).collect()
-    }
-
-    pub(crate) fn count(&self, method: &str, code: Code) {
-        if let Ok(mut counts) = self.counts.lock() {
-            *counts.entry((method.to_owned(), code.into())).or_default() += 1;
+            feed: Arc::default(),
         }
     }
 
@@ -188,7 +165,7 @@ impl Services {
 }
 
 /// A create on trial is hidden until its goal holds, lest the client start the next attempt beside it.
-fn sandbox_visible(sandbox: &PodSandbox) -> bool {
+pub(crate) fn sandbox_visible(sandbox: &PodSandbox) -> bool {
     // Who stopped it knew it, whether its own caller was answered or not.
     let stopped = sandbox.spec.goal == SandboxGoal::Stopped;
     let ready = sandbox.status.phase == SandboxPhase::Ready;

@@ -287,6 +287,25 @@ impl Cri {
             .image)
     }
 
+    /// The id of the pulled image.
+    pub async fn pull(&self, name: &str) -> Result<String, Status> {
+        self.pull_with(Duration::from_secs(60), name, None).await
+    }
+
+    pub async fn pull_with(&self, limit: Duration, name: &str, auth: Option<AuthConfig>) -> Result<String, Status> {
+        let image = Some(ImageSpec {
+            image: name.into(),
+            ..Default::default()
+        });
+        let request = PullImageRequest {
+            image,
+            auth,
+            sandbox_config: None,
+        };
+        let answer = self.images.clone().pull_image(within(limit, request)).await?;
+        Ok(answer.into_inner().image_ref)
+    }
+
     pub async fn remove_image(&self, name: &str) -> Result<(), Status> {
         let image = Some(ImageSpec {
             image: name.into(),

@@ -4,6 +4,7 @@
 //!   test --> node   starts, kills, restarts `reconcile serve`; the command line beside it
 //!        --> client speaks CRI to its socket         <-- pods  builds the requests
 //!        --> images makes the archives it imports    <-- nasty makes those that lie
+//!        --> hub    a real registry that skopeo fills
 //!        --> tools  runs other programs of the node
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
@@ -13,6 +14,7 @@
 //! code with the crates under test. Tests run in parallel, each on its own root, state directory and socket.
 
 pub mod client;
+pub mod hub;
 pub mod images;
 pub mod leaks;
 pub mod nasty;

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
@@ -41,6 +42,38 @@ pub fn built(name: &str) -> Result<PathBuf> {
     let mut dirs = dirs.filter(|path| path.is_file());
     dirs.next()
         .with_context(|| format!("{name} is not built: run `cargo build --release` first"))
+}
+
+/// A Go program of the module `conformance`, built into the user's cache if the module is newer. Without Go the test prints
+/// SKIPPED.
+pub fn go_program(name: &str, package: &str) -> Result<Option<PathBuf>> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock();
+    if !installed("go") {
+        return Ok(None);
+    }
+    let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("conformance");
+    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = home
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
+        .context("no HOME")?;
+    let program = home.join("reconcile-ci").join(name);
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    let source = module.join(package).join("main.go");
+    let newest = [changed(&module.join("go.sum")), changed(&source)]
+        .into_iter()
+        .max()
+        .flatten();
+    if changed(&program).is_none_or(|built| Some(built) < newest) {
+        std::fs::create_dir_all(program.parent().context("cache directory")?)?;
+        // A test of another process may be running the old one.
+        let new = program.with_extension(std::process::id().to_string());
+        let mut go = Command::new("go");
+        go.current_dir(&module).args(["build", "-o"]).arg(&new).arg(package);
+        check(&mut go).with_context(|| format!("build {name}"))?;
+        std::fs::rename(&new, &program)?;
+    }
+    Ok(Some(program))
 }
 
 /// Runs `work` on a thread inside a network namespace. A socket it returns stays there, and holds the namespace.

@@ -3,38 +3,12 @@
 //! Go builds it once from `e2e/conformance/go.mod` into the user's cache. Without Go the test prints SKIPPED, which
 //! `.ci/run` counts as a failure.
 
-use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use e2e::node::{Node, shown};
 use e2e::tools;
 use serde_json::{Value, json};
-
-/// The `crictl` of `conformance/go.mod`, built if its lock file is newer than the program.
-fn crictl() -> Result<Option<PathBuf>> {
-    if !tools::installed("go") {
-        return Ok(None);
-    }
-    let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("conformance");
-    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = home
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
-        .context("no HOME")?;
-    let program = home.join("reconcile-ci").join("crictl");
-    let built = fs::metadata(&program).and_then(|meta| meta.modified()).ok();
-    if built.is_none() || built < fs::metadata(module.join("go.sum"))?.modified().ok() {
-        fs::create_dir_all(program.parent().context("cache directory")?)?;
-        let mut go = Command::new("go");
-        go.current_dir(&module)
-            .args(["build", "-o"])
-            .arg(&program)
-            .arg("sigs.k8s.io/cri-tools/cmd/crictl");
-        tools::check(&mut go).context("build crictl")?;
-    }
-    Ok(Some(program))
-}
 
 struct Crictl<'a> {
     program: PathBuf,
@@ -88,9 +62,28 @@ fn path<'a>(json: &'a Value, pointer: &str) -> Result<&'a Value> {
         .with_context(|| format!("{pointer} is missing in {json:#}"))
 }
 
+/// Stats, metrics and events as crictl shows them.
+async fn observed(crictl: &Crictl<'_>, sandbox: &str, id: &str) -> Result<()> {
+    let row = crictl.row(&["stats", "-a"], &id[..13]).await?;
+    assert_eq!((row[1].as_str(), row.len()), ("main", 7), "{row:?}");
+    let stats = crictl.json(&["stats", "-a", "-o", "json"]).await?;
+    assert_eq!(path(&stats, "/stats/0/attributes/id")?, id);
+    assert!(path(&stats, "/stats/0/memory/workingSetBytes/value")?.is_string());
+    let row = crictl.row(&["statsp"], &sandbox[..13]).await?;
+    assert_eq!(row[0], "web", "{row:?}");
+    let metrics = crictl.json(&["metricsp"]).await?;
+    assert_eq!(path(&metrics, "/podMetrics/0/podSandboxId")?, sandbox);
+    let described = crictl.json(&["metricdescs"]).await?;
+    let described = path(&described, "/descriptors")?.as_array().context("an array")?;
+    assert!(described.len() >= 45);
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
-    let Some(program) = tokio::task::spawn_blocking(crictl).await?? else {
+    let Some(program) =
+        tokio::task::spawn_blocking(|| tools::go_program("crictl", "sigs.k8s.io/cri-tools/cmd/crictl")).await??
+    else {
         return Ok(());
     };
     let node = Node::start().await?;
@@ -122,6 +115,11 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
         assert_eq!(found["status"], true, "{found}");
     }
     assert!(path(&info, "/runtimeHandlers")?.is_array());
+    assert!(
+        path(&info, "/config/sandboxImage")?
+            .as_str()
+            .is_some_and(|image| !image.is_empty())
+    );
 
     let images = crictl.row(&["images"], "localhost/busybox").await?;
     assert_eq!(images[..2], ["localhost/busybox", "1"], "{images:?}");
@@ -158,7 +156,8 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     );
     assert!(path(&inspect, "/status/linux/namespaces/options/pid")?.is_string());
     assert!(path(&inspect, "/info/pid")?.as_i64().is_some_and(|pid| pid > 1));
-    path(&inspect, "/info/config")?;
+    assert_eq!(path(&inspect, "/info/config/metadata/name")?, "web");
+    assert_eq!(path(&inspect, "/info/runtimeSpec/linux/namespaces/0/type")?, "network");
 
     let id = crictl.ok(&["create", &sandbox[..13], &container, &pod]).await?;
     assert_eq!(crictl.ok(&["ps", "-q"]).await?, "", "ps shows what runs");
@@ -181,6 +180,7 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     assert!(path(&inspect, "/info/pid")?.as_i64().is_some_and(|pid| pid > 1));
     assert!(path(&inspect, "/info/runtimeSpec/linux/namespaces")?.is_array());
     assert_eq!(path(&inspect, "/info/sandboxID")?, sandbox.as_str());
+    observed(&crictl, &sandbox, &id).await?;
 
     let (out, _) = e2e::eventually(std::time::Duration::from_secs(5), async || {
         let out = crictl.run(&["logs", &id[..13]]).await?;

@@ -5,6 +5,8 @@
 //!                                |  observe, diff, act, undo
 //!        sandbox  container  image  pod  node  session  debt
 //!                                |
+//!        streaming: exec, attach and port-forward, over HTTP on loopback
+//!                                |
 //!   world: netns network cgroup, archive content unpack layers images, mounts files passwd, shims watch trash clock
 //! ```
 //!
@@ -24,6 +26,7 @@ pub mod pod;
 pub mod runtime;
 pub mod sandbox;
 pub mod session;
+pub mod streaming;
 pub mod world;
 
 pub use error::{Class, Error, Result};

@@ -22,9 +22,9 @@ use crate::engine::trigger::{Queues, Receivers};
 use crate::engine::{Context, restore, staged, sweep};
 use crate::error::{Class, Error, Result};
 use crate::image::builtin;
-use crate::world::linux::network;
+use crate::world::linux::{network, registry};
 use crate::world::{Paths, Settings, World};
-use crate::{container, node};
+use crate::{container, image, node};
 
 /// Where an instance lives and how it makes networks.
 #[derive(Clone, Debug)]
@@ -38,6 +38,7 @@ pub struct Options {
     /// Networks of the built-in bridge, one of each family at most; the first free ones if not given.
     pub pod_cidrs: Vec<network::Cidr>,
     pub cni_template: Option<PathBuf>,
+    pub registry: registry::Config,
 }
 
 /// An opened instance; it holds the store's lock.
@@ -88,6 +89,7 @@ impl Runtime {
             paths,
             shim: options.shim,
             network,
+            registry: options.registry,
         })?;
         let (queues, receivers) = Queues::new();
         let cx = Arc::new(Context::new(store, opened, world, queues));
@@ -141,12 +143,15 @@ impl Runtime {
         tasks.spawn(controller::run(cx.clone(), q.containers.clone(), receivers.containers));
         tasks.spawn(controller::run(cx.clone(), q.pods.clone(), receivers.pods));
         tasks.spawn(controller::run(cx.clone(), q.sessions.clone(), receivers.sessions));
+        tasks.spawn(controller::run(cx.clone(), q.pulls.clone(), receivers.pulls));
         tasks.spawn(controller::run(cx.clone(), q.debts.clone(), receivers.debts));
         tasks.spawn(watch_runs(cx.clone()));
         tasks.spawn(watch_shims(cx.clone()));
         tasks.spawn(watch_network(cx.clone()));
         tasks.spawn(sweep_always(cx.clone()));
         tasks.spawn(empty_trash(cx.clone()));
+        tasks.spawn(image::collect::follow(cx.clone()));
+        tasks.spawn(node::sample::run(cx.clone()));
         Ok(Running { cx, tasks })
     }
 
@@ -168,6 +173,9 @@ impl Running {
     /// Ends the loop; pods go on.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
+        if let Err(e) = self.cx.world.images.end().await {
+            tracing::warn!("the next boot will verify layers: {e}");
+        }
         // A shim leaves its cgroup a moment after its socket: what was busy then may be empty now.
         let World {
             cgroups, paths, shims, ..
@@ -429,7 +437,7 @@ async fn sweep_always(cx: Arc<Context>) {
         if let Err(e) = cx.world.network.sweep_node().await {
             tracing::warn!("network sweep: {e}");
         }
-        if let Err(e) = crate::image::collect::garbage(&cx).await {
+        if let Err(e) = image::collect::garbage(&cx).await {
             tracing::warn!("image garbage: {e}");
         }
         tokio::time::sleep(SWEEP_EVERY - SECOND_LOOK).await;
@@ -439,6 +447,8 @@ async fn sweep_always(cx: Arc<Context>) {
 /// Deletes behind everyone's back what was renamed away.
 async fn empty_trash(cx: Arc<Context>) {
     loop {
+        // Deleting big trees slows unpacking on the same file system down.
+        let _ = tokio::time::timeout(SECOND_LOOK, cx.world.images.layers().quiet()).await;
         let work = cx.clone();
         let emptied = tokio::task::spawn_blocking(move || work.world.trash.empty()).await;
         if let Ok(Err(e)) = emptied {

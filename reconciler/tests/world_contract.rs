@@ -48,6 +48,7 @@ fn node(instance: &str) -> Node {
         paths,
         shim: shim(),
         network,
+        registry: Default::default(),
     })
     .unwrap();
     Node { _dir: dir, world }

@@ -313,7 +313,7 @@ impl Become {
                 check(libc::dup2(theirs.as_raw_fd(), fd))?;
             }
         }
-        sys::send(self.channel, &[message::TERMINAL], Some(raw))
+        sys::send(self.channel, &[message::TERMINAL], &[raw]).map(drop)
     }
 }
 
@@ -321,7 +321,7 @@ impl Become {
 pub fn fail(channel: RawFd, error: &str) -> ! {
     let mut text = vec![message::ERROR];
     text.extend_from_slice(&error.as_bytes()[..error.len().min(4000)]);
-    let _ = sys::send(channel, &text, None);
+    let _ = sys::send(channel, &text, &[]);
     sys::exit(1)
 }
 

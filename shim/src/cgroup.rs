@@ -2,7 +2,7 @@
 //! OOM kills, remove. Cgroup v1 (all hierarchies, hybrid included) and v2. Limits are the creator's.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
 /// Where hierarchies are mounted: v2's first, then v1's freezer, then the others.
@@ -48,10 +48,13 @@ pub fn dirs(path: &str) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Makes `path` in every hierarchy and moves this process there. Says which directories were new.
+/// Makes `path` in every hierarchy and moves this process there. Says which directories were new. A hybrid layout
+/// counts as v1: its v2 tree has no controllers, and moving there costs more than all others together (see [`join`]).
 pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
     let mut made = Vec::new();
-    for dir in dirs(path)? {
+    let dirs = dirs(path)?;
+    let v2 = |dir: &PathBuf| dir.ancestors().any(|dir| dir.join("cgroup.controllers").exists());
+    for dir in dirs.iter().filter(|dir| dirs.len() == 1 || !v2(dir)).cloned() {
         if !dir.exists() {
             fs::create_dir_all(&dir)?;
             made.push(dir.clone());
@@ -61,14 +64,21 @@ pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
     Ok(made)
 }
 
-/// Moves this process into one directory.
+/// Moves this process, which must have one thread, into one directory.
+///
+/// The kernel moves a whole process only under a lock whose first writer waits for an RCU grace period (10 to 20 ms).
+/// A thread that moves itself needs no lock; on v1 that is allowed whatever the destination, so a process of one
+/// thread goes that way. On v2 a thread cannot leave its process's domain, and the file is not there.
 pub fn join(dir: &Path) -> io::Result<()> {
     // A v1 cpuset starts without CPUs and takes no process until it has some.
     for file in ["cpuset.cpus", "cpuset.mems"] {
         inherit(dir, file);
     }
     let told = |error: io::Error| io::Error::new(error.kind(), format!("join cgroup {}: {error}", dir.display()));
-    fs::write(dir.join("cgroup.procs"), "0").map_err(told)
+    match fs::OpenOptions::new().write(true).open(dir.join("tasks")) {
+        Ok(mut tasks) => tasks.write_all(b"0").map_err(told),
+        Err(_) => fs::write(dir.join("cgroup.procs"), "0").map_err(told),
+    }
 }
 
 fn inherit(dir: &Path, file: &str) -> Option<String> {

@@ -48,14 +48,7 @@ impl Client {
     /// # Errors
     /// [`Error::Io`] with NotFound or ConnectionRefused: no shim lives there.
     pub async fn connect(dir: &Path) -> Result<Client> {
-        let socket = dir.join(SOCKET);
-        let handle = std::fs::File::open(dir).map_err(Error::io("open shim directory", dir))?;
-        let short = format!("/proc/self/fd/{}/{SOCKET}", handle.as_raw_fd());
-        let stream = UnixStream::connect(short)
-            .await
-            .map_err(Error::io("connect to shim", &socket))?;
-        drop(handle);
-        let (read, write) = stream.into_split();
+        let (read, write) = open(dir).await?.into_split();
         let (out, messages) = mpsc::unbounded_channel();
         let (alive, gone) = watch::channel(());
         let waiting = Waiting::new(Mutex::new(Some(HashMap::new())));
@@ -68,6 +61,11 @@ impl Client {
             next: Arc::new(AtomicU32::new(1)),
             gone,
         })
+    }
+
+    /// A further connection, for a call whose answer does not come by itself alone.
+    pub(crate) async fn another(&self) -> Result<UnixStream> {
+        open(&self.dir).await
     }
 
     /// Has the connection ended?
@@ -187,6 +185,13 @@ impl Client {
             _ => A::decode(&*response.payload).map_err(|error| Error::Protocol(format!("answer to {method}: {error}"))),
         }
     }
+}
+
+async fn open(dir: &Path) -> Result<UnixStream> {
+    let handle = std::fs::File::open(dir).map_err(Error::io("open shim directory", dir))?;
+    let short = format!("/proc/self/fd/{}/{SOCKET}", handle.as_raw_fd());
+    let connected = UnixStream::connect(short).await;
+    connected.map_err(Error::io("connect to shim", &dir.join(SOCKET)))
 }
 
 /// Takes a dropped call off the list.

@@ -18,7 +18,7 @@ pub enum Kind {
     Request,
     /// A `Response`, ends the stream.
     Response,
-    /// Stream data; not used yet.
+    /// From the shim, in front of the response: the descriptors that come along are told in it.
     Data,
 }
 

@@ -137,7 +137,7 @@ impl Plan {
         made.extend(start.pid.to_le_bytes());
         made.extend(start.start_ticks.to_le_bytes());
         made.extend(start.started_at.to_le_bytes());
-        sys::send(channel, &made, None).map_err(|error| format!("tell the shim: {error}"))?;
+        sys::send(channel, &made, &[]).map_err(|error| format!("tell the shim: {error}"))?;
         for limit in process.rlimits().iter().flatten() {
             set_limit(pid, limit)?;
         }

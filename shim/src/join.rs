@@ -37,6 +37,8 @@ pub struct Plan {
     pub seccomp: Option<Vec<u8>>,
     /// stdin, stdout, stderr.
     pub stdio: [OwnedFd; 3],
+    /// The host's uid and gid of the program's user.
+    pub owner: (u32, u32),
 }
 
 /// Makes the cgroup of exec number `n`; `None` if the container's has no room for one.
@@ -66,6 +68,7 @@ impl Plan {
         for limit in self.process.rlimits().iter().flatten() {
             init::set_limit(0, limit)?;
         }
+        self.own_stdio();
         self.join_cgroups()?;
         self.join_namespaces()
             .map_err(|error| format!("join the container: {error}"))?;
@@ -88,7 +91,22 @@ impl Plan {
         let mut made = vec![message::MADE];
         made.extend(pid.to_le_bytes());
         made.extend([0; 16]);
-        sys::send(channel, &made, None).map_err(|error| format!("tell the shim: {error}"))
+        sys::send(channel, &made, &[])
+            .map(drop)
+            .map_err(|error| format!("tell the shim: {error}"))
+    }
+
+    /// The program's user may open /dev/stdout and its like anew, as with the container's own.
+    fn own_stdio(&self) {
+        for fd in &self.stdio {
+            // SAFETY: all zero is a valid stat for the call to fill; the descriptor is live.
+            unsafe {
+                let mut meta: libc::stat = std::mem::zeroed();
+                if libc::fstat(fd.as_raw_fd(), &mut meta) == 0 && meta.st_mode & libc::S_IFMT == libc::S_IFIFO {
+                    libc::fchown(fd.as_raw_fd(), self.owner.0, self.owner.1);
+                }
+            }
+        }
     }
 
     fn join_cgroups(&self) -> Result<(), String> {

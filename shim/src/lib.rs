@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!  daemon ── ttrpc frames over DIR/sock ──> shim (one per pod, child of init, one thread)
+//!    │  <── stdio of an exec, pipes that follow a container: descriptors beside a frame
 //!    │                                       ├── pause            holds or is init of the pod's pid namespace
 //!    │  inotify                              ├── container ... stdout, stderr FIFOs ──> CRI log
 //!    └──── run record <── start, stop, end ──┘     └── exec       dies with its connection
@@ -24,12 +25,16 @@ pub mod frame;
 mod hold;
 pub mod record;
 mod spawn;
+#[cfg(feature = "client")]
+mod streams;
 
 #[cfg(feature = "client")]
 pub use client::Client;
 pub use error::{Code, Error, Result};
 pub use hold::{Held, READY};
 pub use spawn::{Identity, spawn};
+#[cfg(feature = "client")]
+pub use streams::{Live, Pipe, Streams};
 
 /// The protocol's service name.
 pub const SERVICE: &str = "shim.v1.Shim";

@@ -13,6 +13,7 @@ macro_rules! note {
 use note;
 
 mod adopt;
+mod attach;
 mod r#become;
 mod cgroup;
 mod hello;

@@ -187,7 +187,7 @@ fn steps(request: &PauseRequest, channel: RawFd) -> Result<(), String> {
     made.extend(start.pid.to_le_bytes());
     made.extend(start.start_ticks.to_le_bytes());
     made.extend(start.started_at.to_le_bytes());
-    sys::send(channel, &made, None).map_err(told("tell the shim"))?;
+    sys::send(channel, &made, &[]).map_err(told("tell the shim"))?;
     record::write_start(request.record.as_ref(), &start).map_err(|error| error.to_string())?;
     // Lets it go on.
     File::from(held.1)

@@ -8,13 +8,14 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
 use serde::Deserialize;
 
+use crate::attach::{self, Attached};
 use crate::log::{Kind, Log};
 use crate::stdio::{self, Pumped, Scratch, Stream};
 use crate::{cgroup, init, sys};
@@ -61,6 +62,7 @@ pub struct Proc {
     look_pause: u64,
     /// Writing end of a stdin that is to end with its first client.
     pub stdin: Option<OwnedFd>,
+    pub attached: Vec<Attached>,
     pub run: Option<Caller>,
     pub deletes: Vec<Caller>,
     pub exec_count: u64,
@@ -89,6 +91,7 @@ impl Proc {
             look_at: 0,
             look_pause: LOOK,
             stdin: None,
+            attached: Vec::new(),
             run: None,
             deletes: Vec::new(),
             exec_count: 0,
@@ -105,6 +108,12 @@ impl Proc {
 
     pub fn cgroups(&self) -> Vec<PathBuf> {
         self.task.cgroups.iter().map(PathBuf::from).collect()
+    }
+
+    /// The controlling end of its terminal.
+    pub fn terminal(&self) -> Option<RawFd> {
+        let is_terminal = self.task.run.as_ref().is_some_and(|run| run.terminal);
+        self.streams.first().filter(|_| is_terminal).map(Stream::fd)
     }
 
     pub fn add(&mut self, stream: Stream) {
@@ -184,11 +193,11 @@ impl Proc {
             .filter(|at| self.ready[*at])
             .collect::<Vec<_>>()
         {
-            let pumped = (0..4).map(|_| self.streams[at].pump(scratch, &mut self.log));
+            let pumped = (0..4).map(|_| self.streams[at].pump(scratch, &mut self.log, &mut self.attached));
             match pumped.into_iter().find(|pumped| *pumped != Pumped::More) {
                 None => more = true,
                 Some(Pumped::End) => {
-                    self.streams.remove(at);
+                    attach::end(&mut self.attached, self.streams.remove(at).kind());
                     self.ready.remove(at);
                 }
                 Some(_) => self.ready[at] = false,
@@ -238,7 +247,7 @@ impl Proc {
             // Something outside of its cgroup holds the pipe: take what is there, the unfinished line too.
             for _ in 0..64 {
                 stream.flush();
-                if stream.pump(scratch, &mut self.log) != Pumped::More && stream.due().is_none() {
+                if stream.pump(scratch, &mut self.log, &mut self.attached) != Pumped::More && stream.due().is_none() {
                     break;
                 }
             }

@@ -189,6 +189,7 @@ impl Service {
         for proc in &mut self.procs {
             proc.pump(&mut self.scratch);
         }
+        self.cut_off_laggards();
     }
 
     fn tick(&mut self) {
@@ -209,6 +210,9 @@ impl Service {
         if let Some(run) = proc.run {
             let why = proc.end.as_ref().map(|end| end.message.clone()).unwrap_or_default();
             self.answer(run, Err((Code::StartFailed, why)));
+        }
+        for attached in proc.attached {
+            self.answer(attached.caller, Ok(Vec::new()));
         }
         for delete in proc.deletes {
             self.answer(delete, Ok(Vec::new()));

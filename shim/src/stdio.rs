@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! container ──write──> FIFO ──tee──> scratch ──read──> entries ──write──> log
-//!                       └──────────splice──> /dev/null   only then
+//!              │        └──────────splice──> /dev/null   only then
+//!              └── what is new also into the pipe of each that is attached, which never holds the rest up
 //! ```
 //!
 //! What is in a FIFO survives a killed shim, so nothing is consumed before it is in the log, not even the unfinished
@@ -15,6 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::attach::{self, Attached};
 use crate::log::{self, Kind, Log};
 use crate::sys;
 
@@ -106,6 +108,8 @@ pub struct Stream {
     held: Option<Vec<u8>>,
     /// Length of the unfinished line, and when (CLOCK_BOOTTIME) it is written as it is.
     tail: Option<(usize, u64)>,
+    /// How much of the front of the FIFO the attached have seen.
+    shown: usize,
 }
 
 impl Stream {
@@ -116,6 +120,7 @@ impl Stream {
             kind,
             held: None,
             tail: None,
+            shown: 0,
         }
     }
 
@@ -126,6 +131,7 @@ impl Stream {
             kind: Kind::Stdout,
             held: Some(Vec::new()),
             tail: None,
+            shown: 0,
         }
     }
 
@@ -133,16 +139,20 @@ impl Stream {
         self.fd.as_raw_fd()
     }
 
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// When the unfinished line is due.
     pub fn due(&self) -> Option<u64> {
         self.tail.map(|(_, due)| due)
     }
 
-    /// Moves one chunk of output into the log.
-    pub fn pump(&mut self, scratch: &mut Scratch, log: &mut Option<Log>) -> Pumped {
+    /// Moves one chunk of output into the log, and to the attached.
+    pub fn pump(&mut self, scratch: &mut Scratch, log: &mut Option<Log>, attached: &mut [Attached]) -> Pumped {
         let result = match self.held.is_some() {
-            true => self.pump_terminal(scratch, log),
-            false => self.pump_fifo(scratch, log),
+            true => self.pump_terminal(scratch, log, attached),
+            false => self.pump_fifo(scratch, log, attached),
         };
         result.unwrap_or_else(|error| {
             crate::note!("{}: {error}; given up", self.kind.name());
@@ -150,7 +160,12 @@ impl Stream {
         })
     }
 
-    fn pump_fifo(&mut self, scratch: &mut Scratch, log: &mut Option<Log>) -> io::Result<Pumped> {
+    fn pump_fifo(
+        &mut self,
+        scratch: &mut Scratch,
+        log: &mut Option<Log>,
+        attached: &mut [Attached],
+    ) -> io::Result<Pumped> {
         let fd = self.fd.as_raw_fd();
         let len = match scratch.peek(fd)? {
             None => {
@@ -161,8 +176,11 @@ impl Stream {
             Some(0) => return Ok(Pumped::End),
             Some(len) => len,
         };
+        attach::spread(attached, self.kind, &scratch.chunk[self.shown.min(len)..len]);
+        self.shown = len;
         let Some(log) = log else {
             scratch.consume(fd, len)?;
+            self.shown = 0;
             return Ok(Pumped::More);
         };
         let now = sys::boot();
@@ -178,6 +196,7 @@ impl Stream {
             }
             log.write(batch, self.kind, taken);
             scratch.consume(fd, taken)?;
+            self.shown -= taken;
             log.consumed();
             done += taken;
         }
@@ -186,7 +205,7 @@ impl Stream {
             return Ok(Pumped::More);
         }
         // Only an unfinished line: the end of the output, or idle.
-        if self.is_hung_up() {
+        if is_hung_up(fd) {
             self.tail = Some((len, 0));
             return Ok(Pumped::More);
         }
@@ -196,7 +215,12 @@ impl Stream {
         Ok(Pumped::Waiting)
     }
 
-    fn pump_terminal(&mut self, scratch: &mut Scratch, log: &mut Option<Log>) -> io::Result<Pumped> {
+    fn pump_terminal(
+        &mut self,
+        scratch: &mut Scratch,
+        log: &mut Option<Log>,
+        attached: &mut [Attached],
+    ) -> io::Result<Pumped> {
         let Some(held) = &mut self.held else {
             return Ok(Pumped::End);
         };
@@ -209,6 +233,7 @@ impl Stream {
             // EIO: the last process has closed the terminal.
             _ => (0, Pumped::End),
         };
+        attach::spread(attached, self.kind, &scratch.chunk[..len]);
         held.extend_from_slice(&scratch.chunk[..len]);
         let now = sys::boot();
         let flush = state == Pumped::End || (len == 0 && self.tail.is_some_and(|(_, due)| now >= due));
@@ -232,16 +257,6 @@ impl Stream {
         Ok(state)
     }
 
-    fn is_hung_up(&self) -> bool {
-        let mut poll = libc::pollfd {
-            fd: self.fd.as_raw_fd(),
-            events: 0,
-            revents: 0,
-        };
-        // SAFETY: one pollfd, no waiting.
-        unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLHUP != 0 }
-    }
-
     /// Lets the next pump write an unfinished line as it is.
     pub fn flush(&mut self) {
         if let Some((_, due)) = &mut self.tail {
@@ -259,6 +274,17 @@ impl Stream {
             _ => {}
         }
     }
+}
+
+/// True if nobody holds the other end of a pipe or terminal any more.
+pub fn is_hung_up(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one pollfd, no waiting.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLHUP != 0 }
 }
 
 /// Makes a FIFO that `owner` (uid, gid) may reopen through /dev/stdout; returns (our reading end, theirs).

@@ -109,29 +109,36 @@ pub fn pipe(flags: i32) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
-/// Sends one message, with a descriptor if given.
-pub fn send(to: RawFd, bytes: &[u8], fd: Option<RawFd>) -> io::Result<()> {
+/// Most descriptors that go along with one message.
+pub const DESCRIPTORS: usize = 4;
+
+/// Sends one message, with descriptors if given, [`DESCRIPTORS`] at most.
+pub fn send(to: RawFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
+    if fds.len() > DESCRIPTORS {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let mut part = libc::iovec {
         iov_base: bytes.as_ptr() as *mut _,
         iov_len: bytes.len(),
     };
     let mut control = [0u64; 4];
-    // SAFETY: all zero is a valid msghdr; what it points to outlives the call, and the one control message (a
-    // descriptor, 20 bytes) fits the 32 aligned bytes.
+    let size = size_of_val(fds) as u32;
+    // SAFETY: all zero is a valid msghdr; what it points to outlives the call, and the one control message (16 bytes and
+    // four descriptors at most) fits the 32 aligned bytes.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
-        if let Some(fd) = fd {
+        if !fds.is_empty() {
             message.msg_control = control.as_mut_ptr().cast();
-            message.msg_controllen = libc::CMSG_SPACE(4) as _;
+            message.msg_controllen = libc::CMSG_SPACE(size) as _;
             let head = libc::CMSG_FIRSTHDR(&message);
             (*head).cmsg_level = libc::SOL_SOCKET;
             (*head).cmsg_type = libc::SCM_RIGHTS;
-            (*head).cmsg_len = libc::CMSG_LEN(4) as _;
-            libc::CMSG_DATA(head).cast::<RawFd>().write_unaligned(fd);
+            (*head).cmsg_len = libc::CMSG_LEN(size) as _;
+            std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), size as usize);
         }
-        check(libc::sendmsg(to, &message, libc::MSG_NOSIGNAL) as i64).map(drop)
+        check(libc::sendmsg(to, &message, libc::MSG_NOSIGNAL) as i64).map(|sent| sent as usize)
     }
 }
 
@@ -286,7 +293,7 @@ mod tests {
     #[test]
     fn descriptors_travel() {
         let (a, b) = channel().unwrap();
-        send(a.as_raw_fd(), b"x", Some(a.as_raw_fd())).unwrap();
+        send(a.as_raw_fd(), b"x", &[a.as_raw_fd()]).unwrap();
         let mut bytes = [0; 8];
         let (len, fd) = receive(b.as_raw_fd(), &mut bytes).unwrap();
         assert_eq!((len, fd.is_some()), (1, true));

@@ -39,6 +39,9 @@ pub enum Error {
     NewerFormat { path: String, found: u32, known: u32 },
     #[error("the store is shutting down")]
     Closed,
+    /// Nobody reads [`crate::Store::questions`], or the reader has ended.
+    #[error("usage is not sampled: the loop that looks at the node does not run")]
+    Unanswered,
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

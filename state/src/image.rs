@@ -20,6 +20,9 @@ pub struct ImageSpec {
     /// Raised by each pull, so that a tag is resolved again.
     #[serde(default)]
     pub pull_epoch: u64,
+    /// What the name was resolved to when it was last pulled (an index's digest for multi-arch); empty before.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub digest: String,
     /// Not to be collected as garbage.
     #[serde(default)]
     pub pinned: bool,
@@ -96,11 +99,10 @@ impl Kind for ImageKind {
             ));
         }
         if let ImageSource::Archive { manifest_digest } = &spec.source {
-            let hex = manifest_digest.strip_prefix("sha256:").unwrap_or_default();
-            if hex.len() != 64 || !hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-                let problem = format!("{manifest_digest:?} is not sha256: and 64 hex digits");
-                return Err(Error::invalid("spec.source.archive.manifestDigest", problem));
-            }
+            sha256("spec.source.archive.manifestDigest", manifest_digest)?;
+        }
+        if !spec.digest.is_empty() {
+            sha256("spec.digest", &spec.digest)?;
         }
         Ok(())
     }
@@ -108,4 +110,15 @@ impl Kind for ImageKind {
     fn same_wish(a: &ImageSpec, b: &ImageSpec) -> bool {
         a.source == b.source
     }
+}
+
+fn sha256(field: &str, digest: &str) -> Result<()> {
+    let hex = digest.strip_prefix("sha256:").unwrap_or_default();
+    if hex.len() != 64 || !hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err(Error::invalid(
+            field,
+            format!("{digest:?} is not sha256: and 64 hex digits"),
+        ));
+    }
+    Ok(())
 }

@@ -9,24 +9,28 @@
 //!   +---------+    durable.rs        +--------+
 //! ```
 //!
-//! It holds the kinds (`sandbox`, `container`, `image`, `pod`, `node`, `session`, `debt`), validates their wishes,
-//! keeps them on disk (`durable`; sessions in memory only, `volatile`), rebuilds them from copies (`restore`), indexes
-//! them by name and owner, tells watchers of every change, and parses the YAML forms. It must not do work: no process,
-//! mount or socket is touched here, and no other crate of the workspace is named. A status is never stored: it is
-//! recomputed from the node by the kind's controller.
+//! It holds the kinds (`sandbox`, `container`, `image`, `pod`, `node`, `session`, `pull`, `debt`), validates their
+//! wishes, keeps them on disk (`durable`; sessions and pulls in memory only, `volatile`; questions about usage pass
+//! through, `usage`), rebuilds them from copies (`restore`), indexes them by name and owner, tells watchers of every
+//! change, and parses the YAML forms. It must not do work: no process, mount or socket is touched here, and no other
+//! crate of the workspace is named. A status is never stored: it is recomputed from the node by the kind's controller.
 
 pub mod condition;
 pub mod container;
 pub mod debt;
 pub mod error;
+pub mod grant;
 pub mod image;
+pub mod meter;
 pub mod node;
 pub mod pod;
+pub mod pull;
 pub mod reference;
 pub mod resource;
 pub mod sandbox;
 pub mod session;
 pub mod store;
+pub mod usage;
 pub mod yaml;
 
 mod check;
@@ -43,9 +47,11 @@ pub use condition::{Condition, Truth};
 pub use container::Container;
 pub use debt::Debt;
 pub use error::{Error, Result};
+pub use grant::Grant;
 pub use image::Image;
 pub use node::Node;
 pub use pod::Pod;
+pub use pull::Pull;
 pub use reference::Reference;
 pub use resource::{Kind, Meta, Object, Owner};
 pub use sandbox::PodSandbox;

@@ -24,6 +24,14 @@ pub enum RestartPolicy {
     Never,
 }
 
+/// When an image is asked of its registry though it is here, or at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
 /// Field names and meanings follow Kubernetes' v1 PodSpec, of which this is the supported part; resources are already
 /// in the CRI's units.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -66,6 +74,9 @@ fn default_grace() -> i64 {
 pub struct PodContainer {
     pub name: String,
     pub image: String,
+    /// Absent: `Always` for the tag `latest`, else `IfNotPresent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<PullPolicy>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

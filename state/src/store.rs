@@ -10,7 +10,9 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 use crate::kinds::{self, conflict};
+use crate::meter::Meter;
 use crate::resource::{Kind, MAX_RECORD, Meta, Object};
+use crate::usage;
 pub use crate::watch::Event;
 use crate::watch::Published;
 use crate::writer::{Job, Writer, now_ns};
@@ -62,6 +64,7 @@ struct Inner {
     published: Arc<Published>,
     quarantined: HashSet<String>,
     boot_id: String,
+    usage: usage::Mailbox,
     /// `None` while dropped.
     queue: Option<mpsc::Sender<Job>>,
     owner: Option<JoinHandle<()>>,
@@ -107,10 +110,16 @@ impl Store {
             published,
             quarantined: opened.quarantined.iter().map(|(_, uid, _)| uid.clone()).collect(),
             boot_id,
+            usage: usage::Mailbox::default(),
             queue: Some(queue),
             owner: Some(owner),
         };
         Ok((Store { inner: Arc::new(inner) }, opened))
+    }
+
+    /// What this program counts of itself.
+    pub fn meter(&self) -> &Meter {
+        &self.inner.published.meter
     }
 
     /// Random id of this root, 32 hex digits, made once. Its first 8 digits are the instance in world names.
@@ -293,6 +302,28 @@ impl Store {
     /// Every record as `Applied`, oldest first, then every change, in order.
     pub fn watch<K: Kind>(&self) -> tokio::sync::mpsc::UnboundedReceiver<Event<K>> {
         self.inner.published.of::<K>().watch()
+    }
+
+    /// The same for a reader that may be slow: once `limit` changes are unread its feed ends, and it has to begin anew.
+    pub fn watch_bounded<K: Kind>(&self, limit: usize) -> tokio::sync::mpsc::Receiver<Event<K>> {
+        self.inner.published.of::<K>().watch_bounded(limit)
+    }
+
+    /// The present records of a kind and then its changes, given to `take` in order, until it answers false. Two kinds
+    /// may share what `take` fills: then their changes come in the order in which they were published. `take` is called
+    /// under the kind's lock and must neither wait nor call the store.
+    pub fn watch_with<K: Kind>(&self, take: impl FnMut(Event<K>) -> bool + Send + 'static) {
+        self.inner.published.of::<K>().watch_with(take);
+    }
+
+    /// Asks whoever samples the node ([`Store::questions`]) what pods and containers use.
+    pub async fn ask(&self, ask: usage::Ask) -> Result<usage::Answer> {
+        self.inner.usage.ask(ask).await
+    }
+
+    /// The questions of [`Store::ask`]; for one reader, the newest.
+    pub fn questions(&self) -> tokio::sync::mpsc::UnboundedReceiver<usage::Question> {
+        self.inner.usage.open()
     }
 
     /// Waits until `done` answers for the record (`None`: it is erased) or the deadline passes. Only the newest state

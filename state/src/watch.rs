@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::Instant;
 
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{Receiver, UnboundedReceiver, channel, unbounded_channel};
 
 use crate::error::{Error, Result};
 use crate::index::Index;
+use crate::meter::Meter;
 use crate::resource::{Kind, Object};
 
 /// A change of one record, published after it is durable (statuses: at once).
@@ -36,10 +37,13 @@ impl<K: Kind> Event<K> {
     }
 }
 
+/// Takes a change; false once nobody reads it any more.
+type Watcher<K> = Box<dyn FnMut(Event<K>) -> bool + Send>;
+
 /// The published records of one kind. Its locks are held for a look-up or a replacement, never across a wait.
 pub(crate) struct Live<K: Kind> {
     index: RwLock<Index<K>>,
-    watchers: Mutex<Vec<UnboundedSender<Event<K>>>>,
+    watchers: Mutex<Vec<Watcher<K>>>,
     waiters: Mutex<HashMap<String, Arc<Notify>>>,
 }
 
@@ -101,7 +105,7 @@ impl<K: Kind> Live<K> {
 
     /// Tells watchers and waiters; the caller's lock on the index keeps the order.
     pub fn tell(&self, index: RwLockWriteGuard<'_, Index<K>>, event: Event<K>) {
-        lock(&self.watchers).retain(|watcher| watcher.send(event.clone()).is_ok());
+        lock(&self.watchers).retain_mut(|watcher| watcher(event.clone()));
         drop(index);
         if let Some(waiter) = lock(&self.waiters).get(event.uid()) {
             waiter.notify_waiters();
@@ -111,14 +115,29 @@ impl<K: Kind> Live<K> {
     /// The present records, oldest first, then every change.
     pub fn watch(&self) -> UnboundedReceiver<Event<K>> {
         let (sender, receiver) = unbounded_channel();
+        self.watch_with(move |event| sender.send(event).is_ok());
+        receiver
+    }
+
+    /// The same; a reader that leaves `limit` changes unread is cut off.
+    pub fn watch_bounded(&self, limit: usize) -> Receiver<Event<K>> {
+        // Held until the watcher stands, so that no record comes between.
         let index = self.read();
+        let (sender, receiver) = channel(index.len() + limit.max(1));
+        self.begin(&index, move |event| sender.try_send(event).is_ok());
+        receiver
+    }
+
+    pub fn watch_with(&self, take: impl FnMut(Event<K>) -> bool + Send + 'static) {
+        self.begin(&self.read(), take);
+    }
+
+    fn begin(&self, index: &Index<K>, mut take: impl FnMut(Event<K>) -> bool + Send + 'static) {
         let mut present: Vec<_> = index.list().cloned().collect();
         present.reverse();
-        for object in present {
-            let _ = sender.send(Event::Applied(object));
+        if present.into_iter().all(|object| take(Event::Applied(object))) {
+            lock(&self.watchers).push(Box::new(take));
         }
-        lock(&self.watchers).push(sender);
-        receiver
     }
 
     pub async fn wait<T>(
@@ -175,14 +194,22 @@ impl<K: Kind> Drop for Waiter<'_, K> {
 
 /// A [`Live`] a kind.
 #[derive(Default)]
-pub(crate) struct Published(RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+pub(crate) struct Published {
+    tables: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    pub meter: Meter,
+}
 
 impl Published {
     pub fn of<K: Kind>(&self) -> Arc<Live<K>> {
         let key = TypeId::of::<K>();
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let known = self
+            .tables
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+            .cloned();
         let table = known.unwrap_or_else(|| {
-            let mut tables = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
             tables
                 .entry(key)
                 .or_insert_with(|| Arc::new(Live::<K>::default()))

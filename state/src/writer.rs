@@ -5,7 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::durable::{Disk, Op};
 use crate::error::{Error, Result};
@@ -135,13 +135,18 @@ impl Writer {
         let Writer { ahead, disk, .. } = self;
         let live = KINDS.iter().map(|kind| (kind.count)(ahead)).sum::<usize>() + disk.kept();
         let ahead = std::cell::RefCell::new(ahead);
-        disk.commit(ops, live as u64, &|| {
+        let begun = Instant::now();
+        let committed = disk.commit(ops, live as u64, &|| {
             let mut all = Vec::new();
             for kind in KINDS {
                 (kind.dump)(&mut ahead.borrow_mut(), &mut all);
             }
             all
-        })
+        });
+        self.published
+            .meter
+            .time("reconcile_commit_seconds", &[], begun.elapsed());
+        committed
     }
 
     fn close(mut self) {

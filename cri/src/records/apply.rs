@@ -277,6 +277,15 @@ fn change_container(meta: &Meta, old: &mut ContainerSpec, mut new: ContainerSpec
 
 fn change_image(_: &Meta, old: &mut ImageSpec, new: ImageSpec) -> Result<(), state::Error> {
     let pull_epoch = new.pull_epoch.max(old.pull_epoch);
-    *old = ImageSpec { pull_epoch, ..new };
+    let mut digest = new.digest.clone();
+    // What was pulled stands until a later epoch asks again.
+    if digest.is_empty() && pull_epoch == old.pull_epoch && new.source == old.source {
+        digest.clone_from(&old.digest);
+    }
+    *old = ImageSpec {
+        pull_epoch,
+        digest,
+        ..new
+    };
     Ok(())
 }

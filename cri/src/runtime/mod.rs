@@ -1,11 +1,17 @@
 //! `RuntimeService` of the CRI: every RPC in one place, each handed to the file of its family.
 
 mod container;
+mod events;
 mod exec;
 mod lists;
+mod metrics;
 mod node;
 mod sandbox;
+mod stats;
+mod streaming;
 mod verbose;
+
+pub(crate) use events::Feed;
 
 /// Messages, servers and clients generated from `proto/runtime.v1.proto`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
@@ -19,11 +25,9 @@ use crate::answer::{Answer, Answers, answer, bounded, chunked, not_yet};
 use crate::call::Call;
 use crate::services::Services;
 
-const NO_STREAMING: &str = "the streaming server is missing; ExecSync works";
-const NO_STATS: &str = "cgroup statistics are not sampled";
-const NO_METRICS: &str = "cgroup metrics are not sampled";
-const NO_CHECKPOINT: &str = "checkpoints are not supported";
-const NO_EVENTS: &str = "poll the lists instead";
+const NO_CRIU: &str = "a checkpoint needs CRIU, which this runtime does not drive";
+const NO_POD_CHECKPOINT: &str = "a pod's containers would have to be frozen and captured by CRIU as one; no kernel \
+                                 interface does that, and this runtime does not drive CRIU";
 
 #[tonic::async_trait]
 impl v1::runtime_service_server::RuntimeService for Services {
@@ -154,63 +158,82 @@ impl v1::runtime_service_server::RuntimeService for Services {
         answer(exec::sync(self, &call, request).await)
     }
 
-    async fn exec(&self, _: Request<v1::ExecRequest>) -> Answer<v1::ExecResponse> {
-        not_yet("Exec", NO_STREAMING)
+    async fn exec(&self, request: Request<v1::ExecRequest>) -> Answer<v1::ExecResponse> {
+        let (call, request) = Call::open(request);
+        answer(streaming::exec(self, &call, request).await)
     }
 
-    async fn attach(&self, _: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
-        not_yet("Attach", NO_STREAMING)
+    async fn attach(&self, request: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
+        let (call, request) = Call::open(request);
+        answer(streaming::attach(self, &call, request).await)
     }
 
-    async fn port_forward(&self, _: Request<v1::PortForwardRequest>) -> Answer<v1::PortForwardResponse> {
-        not_yet("PortForward", NO_STREAMING)
+    async fn port_forward(&self, request: Request<v1::PortForwardRequest>) -> Answer<v1::PortForwardResponse> {
+        let (call, request) = Call::open(request);
+        answer(streaming::port_forward(self, &call, request).await)
     }
 
-    async fn container_stats(&self, _: Request<v1::ContainerStatsRequest>) -> Answer<v1::ContainerStatsResponse> {
-        not_yet("ContainerStats", NO_STATS)
+    async fn container_stats(&self, request: Request<v1::ContainerStatsRequest>) -> Answer<v1::ContainerStatsResponse> {
+        answer(stats::container(self, request.into_inner()).await)
     }
 
     async fn list_container_stats(
         &self,
-        _: Request<v1::ListContainerStatsRequest>,
+        request: Request<v1::ListContainerStatsRequest>,
     ) -> Answer<v1::ListContainerStatsResponse> {
-        not_yet("ListContainerStats", NO_STATS)
+        let stats = stats::containers(self, request.into_inner().filter).await;
+        answer(stats.and_then(|stats| bounded("ListContainerStats", v1::ListContainerStatsResponse { stats })))
     }
 
     type StreamContainerStatsStream = Answers<v1::StreamContainerStatsResponse>;
 
     async fn stream_container_stats(
         &self,
-        _: Request<v1::StreamContainerStatsRequest>,
+        request: Request<v1::StreamContainerStatsRequest>,
     ) -> Answer<Self::StreamContainerStatsStream> {
-        not_yet("StreamContainerStats", NO_STATS)
+        let stats = stats::containers(self, request.into_inner().filter).await;
+        answer(stats.map(|all| {
+            chunked(all, |container_stats| v1::StreamContainerStatsResponse {
+                container_stats,
+            })
+        }))
     }
 
-    async fn pod_sandbox_stats(&self, _: Request<v1::PodSandboxStatsRequest>) -> Answer<v1::PodSandboxStatsResponse> {
-        not_yet("PodSandboxStats", NO_STATS)
+    async fn pod_sandbox_stats(
+        &self,
+        request: Request<v1::PodSandboxStatsRequest>,
+    ) -> Answer<v1::PodSandboxStatsResponse> {
+        answer(stats::sandbox(self, request.into_inner()).await)
     }
 
     async fn list_pod_sandbox_stats(
         &self,
-        _: Request<v1::ListPodSandboxStatsRequest>,
+        request: Request<v1::ListPodSandboxStatsRequest>,
     ) -> Answer<v1::ListPodSandboxStatsResponse> {
-        not_yet("ListPodSandboxStats", NO_STATS)
+        let stats = stats::sandboxes(self, request.into_inner().filter).await;
+        answer(stats.and_then(|stats| bounded("ListPodSandboxStats", v1::ListPodSandboxStatsResponse { stats })))
     }
 
     type StreamPodSandboxStatsStream = Answers<v1::StreamPodSandboxStatsResponse>;
 
     async fn stream_pod_sandbox_stats(
         &self,
-        _: Request<v1::StreamPodSandboxStatsRequest>,
+        request: Request<v1::StreamPodSandboxStatsRequest>,
     ) -> Answer<Self::StreamPodSandboxStatsStream> {
-        not_yet("StreamPodSandboxStats", NO_STATS)
+        let stats = stats::sandboxes(self, request.into_inner().filter).await;
+        answer(stats.map(|all| {
+            chunked(all, |pod_sandbox_stats| v1::StreamPodSandboxStatsResponse {
+                pod_sandbox_stats,
+            })
+        }))
     }
 
     async fn update_runtime_config(
         &self,
         request: Request<v1::UpdateRuntimeConfigRequest>,
     ) -> Answer<v1::UpdateRuntimeConfigResponse> {
-        answer(node::update_config(self, request.into_inner()).await)
+        let (_, request) = Call::open(request);
+        answer(node::update_config(self, request).await)
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
@@ -221,35 +244,41 @@ impl v1::runtime_service_server::RuntimeService for Services {
         &self,
         _: Request<v1::CheckpointContainerRequest>,
     ) -> Answer<v1::CheckpointContainerResponse> {
-        not_yet("CheckpointContainer", NO_CHECKPOINT)
+        not_yet("CheckpointContainer", NO_CRIU)
     }
 
     async fn checkpoint_pod(&self, _: Request<v1::CheckpointPodRequest>) -> Answer<v1::CheckpointPodResponse> {
-        not_yet("CheckpointPod", NO_CHECKPOINT)
+        not_yet("CheckpointPod", NO_POD_CHECKPOINT)
     }
 
     async fn restore_pod(&self, _: Request<v1::RestorePodRequest>) -> Answer<v1::RestorePodResponse> {
-        not_yet("RestorePod", NO_CHECKPOINT)
+        not_yet("RestorePod", NO_POD_CHECKPOINT)
     }
 
     type GetContainerEventsStream = Answers<v1::ContainerEventResponse>;
 
     async fn get_container_events(&self, _: Request<v1::GetEventsRequest>) -> Answer<Self::GetContainerEventsStream> {
-        not_yet("GetContainerEvents", NO_EVENTS)
+        answer(Ok(events::subscribe(self)))
     }
 
     async fn list_metric_descriptors(
         &self,
         _: Request<v1::ListMetricDescriptorsRequest>,
     ) -> Answer<v1::ListMetricDescriptorsResponse> {
-        not_yet("ListMetricDescriptors", NO_METRICS)
+        answer(metrics::descriptors(self).await)
     }
 
     async fn list_pod_sandbox_metrics(
         &self,
         _: Request<v1::ListPodSandboxMetricsRequest>,
     ) -> Answer<v1::ListPodSandboxMetricsResponse> {
-        not_yet("ListPodSandboxMetrics", NO_METRICS)
+        let metrics = metrics::sandboxes(self).await;
+        answer(metrics.and_then(|pod_metrics| {
+            bounded(
+                "ListPodSandboxMetrics",
+                v1::ListPodSandboxMetricsResponse { pod_metrics },
+            )
+        }))
     }
 
     type StreamPodSandboxMetricsStream = Answers<v1::StreamPodSandboxMetricsResponse>;
@@ -258,7 +287,12 @@ impl v1::runtime_service_server::RuntimeService for Services {
         &self,
         _: Request<v1::StreamPodSandboxMetricsRequest>,
     ) -> Answer<Self::StreamPodSandboxMetricsStream> {
-        not_yet("StreamPodSandboxMetrics", NO_METRICS)
+        let metrics = metrics::sandboxes(self).await;
+        answer(metrics.map(|all| {
+            chunked(all, |pod_sandbox_metrics| v1::StreamPodSandboxMetricsResponse {
+                pod_sandbox_metrics,
+            })
+        }))
     }
 
     async fn runtime_config(&self, _: Request<v1::RuntimeConfigRequest>) -> Answer<v1::RuntimeConfigResponse> {

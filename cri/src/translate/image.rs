@@ -2,6 +2,7 @@
 
 use state::container::ContainerImage;
 use state::image::ImageConfig;
+use state::pull::Auth;
 
 use crate::runtime::v1;
 
@@ -24,6 +25,19 @@ pub(crate) fn to_proto(from: &ContainerImage) -> v1::ImageSpec {
         user_specified_image: from.user_specified.clone(),
         runtime_handler: from.runtime_handler.clone(),
         image_ref: from.id.clone(),
+    }
+}
+
+/// What a pull may show to the registry.
+pub(crate) fn credential(from: v1::AuthConfig) -> Auth {
+    Auth {
+        source: "the request".to_owned(),
+        username: from.username,
+        password: from.password,
+        auth: from.auth,
+        server_address: from.server_address,
+        identity_token: from.identity_token,
+        registry_token: from.registry_token,
     }
 }
 

@@ -4,11 +4,13 @@
 
 pub(crate) mod container;
 pub(crate) mod image;
+pub(crate) mod metrics;
 mod mount;
 pub(crate) mod resources;
 pub(crate) mod sandbox;
 pub(crate) mod security;
 pub(crate) mod signal;
+pub(crate) mod stats;
 
 use crate::error::{Error, Result};
 

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::common::{HELLO, container, import, pod, set_node, unready, within, world};
 use cri::runtime::v1;
-use state::Truth;
 use state::container::{ContainerGoal, ContainerKind};
 use state::sandbox::{SandboxGoal, SandboxKind};
 use state::session::SessionKind;
+use state::{Store, Truth};
 use tonic::Code;
 
 fn run_request(config: v1::PodSandboxConfig) -> v1::RunPodSandboxRequest {
@@ -157,8 +157,8 @@ async fn a_client_that_leaves_drops_only_its_wait() {
         .until(|store| store.list::<SandboxKind>().first().map(|s| s.uid().to_owned()))
         .await;
     call.abort();
-    let cancelled = |services: &cri::Services| services.counts().iter().any(|c| c.code == Code::Cancelled);
-    world.until(|_| cancelled(&world.services).then_some(())).await;
+    let cancelled = |store: &Store| store.meter().total("reconcile_rpc_total", &[("code", "Cancelled")]) > 0;
+    world.until(|store| cancelled(store).then_some(())).await;
     world.gate.notify_one();
     // Done, it is listed and joinable.
     let list = || async {

@@ -8,6 +8,7 @@ use cri::{Config, Services};
 use state::container::{ContainerGoal, ContainerKind, ContainerPhase, ContainerStatus};
 use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec, ImageStatus};
 use state::node::{LOCAL, NodeKind, NodeSpec, NodeStatus};
+use state::pull::{PullFailure, PullKind, PullOutcome, PullStatus};
 use state::sandbox::{SandboxGoal, SandboxKind, SandboxPhase, SandboxStatus};
 use state::session::{Outcome, SessionKind, SessionStatus};
 use state::store::{Copies, Event};
@@ -21,7 +22,6 @@ pub const HELLO: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 
 pub struct World {
     pub store: Store,
-    pub services: Services,
     pub runtime: RuntimeServiceClient<Channel>,
     pub images: ImageServiceClient<Channel>,
     pub records: cri::records::v1::records_client::RecordsClient<Channel>,
@@ -53,6 +53,7 @@ pub async fn unready() -> World {
     tokio::spawn(containers(store.clone()));
     tokio::spawn(sessions(store.clone()));
     tokio::spawn(images(store.clone()));
+    tokio::spawn(pulls(store.clone()));
     let (closing, receiver) = watch::channel(false);
     let config = Config {
         handlers: vec!["own".into()],
@@ -73,7 +74,6 @@ pub async fn unready() -> World {
         .unwrap();
     World {
         store,
-        services,
         runtime: RuntimeServiceClient::new(channel.clone()).max_encoding_message_size(64 << 20),
         images: ImageServiceClient::new(channel.clone()),
         records: cri::records::v1::records_client::RecordsClient::new(channel),
@@ -266,6 +266,38 @@ fn outcome(session: &Session) -> Option<Outcome> {
             stderr: vec![],
             exit_code: 3,
         }),
+    }
+}
+
+/// Has `localhost/hello`, and a registry that has nothing.
+async fn pulls(store: Store) {
+    let mut changes = store.watch::<PullKind>();
+    while let Some(change) = changes.recv().await {
+        let Event::Applied(pull) = change else { continue };
+        if pull.meta.deleted() {
+            store.erase::<PullKind>(pull.uid()).await.unwrap();
+        } else if !pull.status.claimed {
+            let outcome = match pull.spec.image.as_str() {
+                "localhost/hello:latest" => PullOutcome::Done {
+                    id: HELLO.into(),
+                    digest: HELLO.into(),
+                },
+                "r.example/away:latest" => PullOutcome::Failed {
+                    why: PullFailure::RegistryUnavailable,
+                    message: "connection refused".into(),
+                },
+                _ => PullOutcome::Failed {
+                    why: PullFailure::NotFound,
+                    message: "no such manifest".into(),
+                },
+            };
+            let status = PullStatus {
+                claimed: true,
+                outcome: Some(outcome),
+                ..PullStatus::default()
+            };
+            store.set_status::<PullKind>(pull.uid(), status);
+        }
     }
 }
 

@@ -188,8 +188,15 @@ async fn images_are_merged_resolved_and_removed() {
         HELLO
     );
     let error = images.pull_image(pull("r.example/other")).await.unwrap_err();
-    assert_eq!(error.code(), Code::Unimplemented);
-    assert!(error.message().starts_with("PullImage: "), "{error:?}");
+    assert_eq!(error.code(), Code::NotFound);
+    assert_eq!(error.message(), "image r.example/other:latest: no such manifest");
+    let error = images.pull_image(pull("r.example/away")).await.unwrap_err();
+    assert_eq!(
+        error.code(),
+        Code::Unknown,
+        "the only code whose text the kubelet reads"
+    );
+    assert!(error.message().starts_with("RegistryUnavailable: "), "{error:?}");
     let calls: Vec<_> = (0..5)
         .map(|_| {
             let mut images = world.images.clone();

@@ -41,6 +41,14 @@ pub struct VolumeImage {
     pub chain_ids: Vec<String>,
 }
 
+/// What of an image a container needs.
+pub struct Needed<'a> {
+    pub id: &'a str,
+    pub manifest_digest: &'a str,
+    /// Bottom first.
+    pub chain_ids: &'a [String],
+}
+
 impl Stand {
     fn path(paths: &Paths, object: &Container) -> std::path::PathBuf {
         dir(paths, object).join("image.json")
@@ -54,12 +62,18 @@ impl Stand {
         stand.map(Some).map_err(Error::io("read", path))
     }
 
-    /// Every image that the container needs: its manifest's digest and its layers.
-    pub fn images(&self) -> impl Iterator<Item = (&str, &[String])> {
-        let own = (self.manifest_digest.as_str(), self.chain_ids.as_slice());
-        let volumes = self.volumes.values();
-        let volumes = volumes.map(|image| (image.manifest_digest.as_str(), image.chain_ids.as_slice()));
-        std::iter::once(own).chain(volumes)
+    /// Every image that the container needs.
+    pub fn images(&self) -> impl Iterator<Item = Needed<'_>> {
+        let own = Needed {
+            id: &self.id,
+            manifest_digest: &self.manifest_digest,
+            chain_ids: &self.chain_ids,
+        };
+        std::iter::once(own).chain(self.volumes.values().map(|image| Needed {
+            id: &image.id,
+            manifest_digest: &image.manifest_digest,
+            chain_ids: &image.chain_ids,
+        }))
     }
 
     /// The receipt, for a stage above this one.
@@ -146,6 +160,7 @@ impl Stage<ContainerKind> for Image {
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
         unlink(&Stand::path(&cx.world.paths, object))?;
+        cx.world.images.look_for_garbage();
         Ok(Undone::Done)
     }
 }

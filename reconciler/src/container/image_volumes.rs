@@ -56,7 +56,7 @@ pub async fn ensure(
 
 fn mount(lower: &[PathBuf], target: &Path, user: Option<&UserPin>) -> content::Result<()> {
     let Some(user) = user else {
-        return mounts::mount_view(lower, target, None);
+        return mounts::mount_view(lower, target);
     };
     let pin = File::open(&user.path).map_err(content::Error::io("open", user.path.display()))?;
     let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
@@ -64,7 +64,7 @@ fn mount(lower: &[PathBuf], target: &Path, user: Option<&UserPin>) -> content::R
         userns: pin.as_fd(),
         root: (root(&user.uids), root(&user.gids)),
     };
-    mounts::mount_view(lower, target, Some(mapping))
+    mounts::mount_view_mapped(lower, target, mapping)
 }
 
 /// The directory of a mounted image that a sub path leads to; it cannot lead out of it.

@@ -3,6 +3,7 @@
 
 use state::Container;
 use state::container::ContainerKind;
+use state::image::ImageKind;
 
 use super::Stand;
 use crate::engine::Context;
@@ -13,6 +14,8 @@ pub struct Layer;
 
 pub struct Have {
     missing: usize,
+    /// Not looked at since an unclean boot.
+    doubtful: usize,
 }
 
 impl Stage<ContainerKind> for Layer {
@@ -20,19 +23,32 @@ impl Stage<ContainerKind> for Layer {
     const NAME: &'static str = "layer";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let mut missing = 0;
-        if let Some(stand) = Stand::read(&cx.world.paths, object)? {
-            for (_, chain_ids) in stand.images() {
-                missing += cx.world.images.missing(chain_ids).await?;
+        let mut have = Have {
+            missing: 0,
+            doubtful: 0,
+        };
+        let Some(stand) = Stand::read(&cx.world.paths, object)? else {
+            return Ok(have);
+        };
+        // What runs stands on its layers, whatever they are like.
+        let running = super::run_record(&cx.world.paths, object)?.is_some_and(|run| run.start.is_some());
+        for image in stand.images() {
+            have.missing += cx.world.images.missing(image.chain_ids).await?;
+            if !running {
+                have.doubtful += cx.world.images.doubtful(image.chain_ids).await?;
             }
         }
-        Ok(Have { missing })
+        Ok(have)
     }
 
     fn diff(_: &Container, have: &Have) -> Step {
-        match have.missing {
-            0 => Step::Keep,
-            n => Step::Remake(Why::new("LayersMissing", format!("{n} unpacked layers are gone"))),
+        match (have.missing, have.doubtful) {
+            (0, 0) => Step::Keep,
+            (0, n) => Step::Change(Why::new(
+                "Unverified",
+                format!("{n} layers are to be verified after a boot"),
+            )),
+            (n, _) => Step::Remake(Why::new("LayersMissing", format!("{n} unpacked layers are gone"))),
         }
     }
 
@@ -41,8 +57,17 @@ impl Stage<ContainerKind> for Layer {
     }
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
-        for (manifest, _) in Stand::of(cx, object)?.images() {
-            cx.world.images.unpack(manifest).await?;
+        let stand = Stand::of(cx, object)?;
+        for image in stand.images() {
+            cx.world.images.settle_doubts(image.chain_ids).await?;
+            let unpacked = cx.world.images.unpack(image.manifest_digest).await;
+            if unpacked.is_err() {
+                // A damaged blob is gone now; who names it fetches it.
+                let images = cx.store.list::<ImageKind>();
+                let named = images.iter().filter(|i| i.status.id == image.id);
+                named.for_each(|i| cx.queues.images.look(i.uid(), "blob"));
+            }
+            unpacked?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -66,7 +66,13 @@ pub async fn run<K: Controlled>(cx: Arc<Context>, queue: Queue<K>, mut requests:
     let attempts = Attempts::default();
     let passes = attempts.clone();
     let failures = attempts.clone();
-    let stream = futures::stream::poll_fn(move |task| requests.poll_recv(task)).map(Ok::<_, std::convert::Infallible>);
+    let meter = cx.store.meter().clone();
+    let stream = futures::stream::poll_fn(move |task| {
+        let request = requests.poll_recv(task);
+        meter.set("reconcile_queue_depth", &[("kind", K::KIND)], requests.len() as f64);
+        request
+    })
+    .map(Ok::<_, std::convert::Infallible>);
     let config = Config::default().concurrency(0).debounce(Duration::ZERO);
     let reconcile = move |object: Arc<Object<K>>, cx: Arc<Context>| {
         let attempts = passes.clone();
@@ -127,10 +133,12 @@ async fn reconcile<K: Controlled>(
     }
     let span =
         tracing::info_span!(parent: None, "reconcile", kind = K::KIND, name = newest.meta.name, uid = short(&uid));
+    let begun = Instant::now();
     let work = tokio::spawn(K::pass(cx.clone(), newest).instrument(span));
     let result = work
         .await
         .unwrap_or_else(|source| Err(Error::Task { op: "pass", source }));
+    metered::<K>(&cx, begun, &result);
     match result {
         Ok(next) => {
             attempts.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
@@ -142,6 +150,18 @@ async fn reconcile<K: Controlled>(
         }
         Err(source) => Err(Failed { source, uid }),
     }
+}
+
+fn metered<K: Kind>(cx: &Context, begun: Instant, result: &Result<Next, Error>) {
+    let result = match result {
+        Ok(_) => "ok",
+        Err(Error::Pending(_)) => "pending",
+        Err(e) if e.class() == Class::Permanent => "permanent",
+        Err(_) => "failed",
+    };
+    let meter = cx.store.meter();
+    meter.count("reconcile_passes_total", &[("kind", K::KIND), ("result", result)]);
+    meter.time("reconcile_pass_seconds", &[("kind", K::KIND)], begun.elapsed());
 }
 
 /// The first 13 digits, as crictl prints ids.

@@ -279,6 +279,8 @@ impl<K: Staged> Walk<'_, K> {
         turn.acted = true;
         if action == Action::Remake {
             info!(stage = stage.name(), reason = why.reason, "repairing: {}", why.message);
+            let labels = [("kind", K::KIND), ("stage", stage.name())];
+            self.cx.store.meter().count("reconcile_repairs_total", &labels);
         }
         bounded("act", stage.name(), stage.act(self.cx, self.object, &step)).await?;
         let after = self.look(stage).await?;
@@ -295,8 +297,24 @@ impl<K: Staged> Walk<'_, K> {
         bounded("look", stage.name(), stage.look(self.cx, self.object)).await
     }
 
+    /// Counts what was tried; a look that found all well is nothing.
+    fn meter(&self, turn: &Turn<K>) {
+        let result = match &turn.outcome {
+            Ok(Outcome::Done) if !turn.acted => return,
+            Ok(Outcome::Done) => "done",
+            Ok(Outcome::Wait(_)) | Err(Error::Pending(_)) => "waiting",
+            Ok(Outcome::Lost(_)) => "lost",
+            Err(_) => "failed",
+        };
+        if self.mode == Mode::Act {
+            let labels = [("kind", K::KIND), ("stage", turn.name), ("result", result)];
+            self.cx.store.meter().count("reconcile_stages_total", &labels);
+        }
+    }
+
     /// Takes down what a stage's turn came to; true if it left nothing to do.
     fn note(&mut self, turn: Turn<K>, wanted: bool) -> bool {
+        self.meter(&turn);
         self.plan.extend(turn.planned);
         self.acted += usize::from(turn.acted);
         let done = match turn.outcome {

@@ -3,12 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use state::Object;
+use state::{Object, Truth};
 
 use crate::engine::Context;
 use crate::engine::controller::Next;
-use crate::engine::pass::{self, Mode, Passed, Staged};
+use crate::engine::pass::{self, Mode, Passed, Staged, truth};
 use crate::error::{Class, Result};
+
+/// Times the way of a new object to its being ready, once.
+fn meter_ready<K: Staged>(cx: &Context, object: &Object<K>, status: &K::Status) {
+    let ready = |status: &K::Status| truth(K::conditions(status), "Ready") == Truth::True;
+    // On trial: somebody waits for it. Of a changed wish the time of writing is not known.
+    let new = object.meta.generation == 1 && !object.meta.delivered();
+    if new && ready(status) && !ready(&object.status) {
+        let took = cx.world.clock.now_ns().saturating_sub(object.meta.created);
+        let took = Duration::from_nanos(u64::try_from(took).unwrap_or(0));
+        cx.store
+            .meter()
+            .time("reconcile_ready_seconds", &[("kind", K::KIND)], took);
+    }
+}
 
 /// Runs one pass, publishes its status, and erases what is wholly gone.
 pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Result<Next> {
@@ -20,6 +34,7 @@ pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Resu
         error,
         ..
     } = passed;
+    meter_ready(cx, object, &status);
     cx.store.set_status::<K>(object.uid(), status);
     if object.meta.deleted() {
         if lowered {

@@ -115,6 +115,7 @@ fn names(dir: &Path) -> Vec<String> {
 /// Takes one orphan down.
 pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
     tracing::warn!(?orphan, "sweeping: no record knows it");
+    cx.store.meter().count("reconcile_orphans_swept_total", &[]);
     let paths = &cx.world.paths;
     match orphan {
         Orphan::Sandbox(uid) => sweep_sandbox(cx, uid).await,

@@ -7,6 +7,7 @@ use state::debt::DebtKind;
 use state::image::ImageKind;
 use state::node::NodeKind;
 use state::pod::PodKind;
+use state::pull::PullKind;
 use state::sandbox::SandboxKind;
 use state::session::SessionKind;
 use state::{Kind, Object};
@@ -50,6 +51,7 @@ pub struct Queues {
     pub containers: Queue<ContainerKind>,
     pub images: Queue<ImageKind>,
     pub sessions: Queue<SessionKind>,
+    pub pulls: Queue<PullKind>,
     pub debts: Queue<DebtKind>,
 }
 
@@ -61,6 +63,7 @@ pub struct Receivers {
     pub containers: Receiver<ContainerKind>,
     pub images: Receiver<ImageKind>,
     pub sessions: Receiver<SessionKind>,
+    pub pulls: Receiver<PullKind>,
     pub debts: Receiver<DebtKind>,
 }
 
@@ -72,6 +75,7 @@ impl Queues {
         let (containers, containers_rx) = Queue::new();
         let (images, images_rx) = Queue::new();
         let (sessions, sessions_rx) = Queue::new();
+        let (pulls, pulls_rx) = Queue::new();
         let (debts, debts_rx) = Queue::new();
         let queues = Queues {
             nodes,
@@ -80,6 +84,7 @@ impl Queues {
             containers,
             images,
             sessions,
+            pulls,
             debts,
         };
         let receivers = Receivers {
@@ -89,6 +94,7 @@ impl Queues {
             containers: containers_rx,
             images: images_rx,
             sessions: sessions_rx,
+            pulls: pulls_rx,
             debts: debts_rx,
         };
         (queues, receivers)

@@ -9,15 +9,16 @@ use state::debt::DebtKind;
 use state::image::ImageKind;
 use state::node::NodeKind;
 use state::pod::PodKind;
+use state::pull::PullKind;
 use state::sandbox::{SandboxGoal, SandboxKind, SandboxPhase};
 use state::session::SessionKind;
-use state::{Container, Debt, Image, Kind, Node, Pod, PodSandbox, Session};
+use state::{Container, Debt, Image, Kind, Node, Pod, PodSandbox, Pull, Session};
 
 use crate::engine::Context;
 use crate::engine::controller::{Controlled, Next};
 use crate::engine::staged;
 use crate::error::Error;
-use crate::{debt, node, session};
+use crate::{debt, image, node, session};
 
 impl Controlled for SandboxKind {
     fn pass(cx: Arc<Context>, object: Arc<PodSandbox>) -> BoxFuture<'static, Result<Next, Error>> {
@@ -96,6 +97,24 @@ impl Controlled for NodeKind {
 impl Controlled for SessionKind {
     fn pass(cx: Arc<Context>, object: Arc<Session>) -> BoxFuture<'static, Result<Next, Error>> {
         async move { session::execsync::pass(&cx, &object).await }.boxed()
+    }
+}
+
+impl Controlled for PullKind {
+    fn pass(cx: Arc<Context>, object: Arc<Pull>) -> BoxFuture<'static, Result<Next, Error>> {
+        async move { image::pull::pass(&cx, &object).await }.boxed()
+    }
+
+    /// Whose pull it is looks again once it has an outcome.
+    fn changed(cx: &Context, object: &Pull) {
+        let Some(owner) = object.meta.owner.as_ref().filter(|_| object.status.outcome.is_some()) else {
+            return;
+        };
+        match owner.kind.as_str() {
+            PodKind::KIND => cx.queues.pods.look(&owner.uid, "pull"),
+            ImageKind::KIND => cx.queues.images.look(&owner.uid, "pull"),
+            _ => {}
+        }
     }
 }
 

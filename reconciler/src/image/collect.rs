@@ -1,44 +1,71 @@
 //! Garbage of the image store: blobs and layers that no Image and no container reaches, past a grace.
 
-use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use state::container::ContainerKind;
-use state::image::{ImageKind, ImagePhase};
+use state::image::{ImageKind, ImagePhase, ImageSource};
+use state::node::NodeKind;
 
 use crate::container::Stand;
 use crate::engine::Context;
 use crate::error::Result;
+use crate::world::linux::garbage::Roots;
 
 /// An import writes blobs before its record; younger than this, nothing is garbage.
 const GRACE: Duration = Duration::from_secs(600);
+/// Layers and blobs of a removed image go after so long, several removals at once.
+const SOON: Duration = Duration::from_millis(100);
 
-/// Collects once. Nothing is collected while any image is unknown or being made: its roots cannot be told.
+/// Collects once. Nothing is collected before every image was looked at, nor while a record cannot be read.
 pub async fn garbage(cx: &Context) -> Result<usize> {
     let images = cx.store.list::<ImageKind>();
-    let unsure = |i: &std::sync::Arc<state::Image>| {
-        !i.meta.deleted() && matches!(i.status.phase, ImagePhase::Unknown | ImagePhase::Pending)
+    let unsure = |i: &Arc<state::Image>| {
+        let made = i.spec.source == ImageSource::BuiltIn && i.status.phase == ImagePhase::Pending;
+        !i.meta.deleted() && (i.status.phase == ImagePhase::Unknown || made)
     };
     if images.iter().any(unsure) || !cx.opened.quarantined.is_empty() {
         return Ok(0);
     }
-    let mut manifests: BTreeSet<String> = BTreeSet::new();
-    let mut layers: BTreeSet<String> = BTreeSet::new();
+    let mut roots = Roots::default();
     for image in images.iter().filter(|i| !i.meta.deleted()) {
-        manifests.extend([image.status.digest.clone(), image.status.manifest_digest.clone()]);
-        layers.extend(image.status.chain_ids.iter().cloned());
+        let (spec, status) = (&image.spec, &image.status);
+        roots
+            .manifests
+            .extend([&spec.digest, &status.digest, &status.manifest_digest].map(Clone::clone));
+        if let ImageSource::Archive { manifest_digest } = &spec.source {
+            roots.manifests.insert(manifest_digest.clone());
+        }
+        roots.layers.extend(status.chain_ids.iter().cloned());
     }
     for container in cx.store.list::<ContainerKind>() {
         if let Some(stand) = Stand::read(&cx.world.paths, &container)? {
-            for (manifest, chain_ids) in stand.images() {
-                manifests.insert(manifest.to_owned());
-                layers.extend(chain_ids.iter().cloned());
+            for image in stand.images() {
+                roots.manifests.insert(image.manifest_digest.to_owned());
+                roots.layers.extend(image.chain_ids.iter().cloned());
             }
         }
     }
-    let removed = cx.world.images.collect(manifests, layers, GRACE).await?;
+    roots.manifests.remove("");
+    let removed = cx.world.images.collect(roots, GRACE).await?;
     if removed > 0 {
         tracing::info!(removed, "unused image content removed");
+        // Who waits for space asks for the usage.
+        cx.store
+            .list::<NodeKind>()
+            .iter()
+            .for_each(|node| cx.queues.nodes.look(node.uid(), "garbage"));
     }
     Ok(removed)
+}
+
+/// Collects behind every removal of an image.
+pub async fn follow(cx: Arc<Context>) {
+    loop {
+        cx.world.images.released().await;
+        tokio::time::sleep(SOON).await;
+        if let Err(e) = garbage(&cx).await {
+            tracing::warn!("image garbage: {e}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use state::Image;
 use state::image::ImageKind;
 
+use super::manifest_stage::loaded;
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::Result;
@@ -13,20 +14,12 @@ pub struct Have {
     missing: usize,
 }
 
-/// The manifest stage's finding, as far as this pass may know it.
-async fn manifest(cx: &Context, object: &Image) -> Result<Option<super::manifest::Loaded>> {
-    match super::manifest_stage::digest(cx, object).await? {
-        Some(digest) => cx.world.images.load(&digest).await,
-        None => Ok(None),
-    }
-}
-
 impl Stage<ImageKind> for Layers {
     type Have = Have;
     const NAME: &'static str = "layers";
 
     async fn observe(cx: &Context, object: &Image) -> Result<Have> {
-        let missing = match manifest(cx, object).await? {
+        let missing = match loaded(cx, object).await? {
             Some(loaded) => {
                 let chain: Vec<String> = loaded.chain_ids.iter().map(ToString::to_string).collect();
                 cx.world.images.missing(&chain).await?
@@ -48,7 +41,7 @@ impl Stage<ImageKind> for Layers {
     }
 
     async fn act(cx: &Context, object: &Image, _: &Step) -> Result<()> {
-        let Some(loaded) = manifest(cx, object).await? else {
+        let Some(loaded) = loaded(cx, object).await? else {
             return Ok(());
         };
         cx.world.images.unpack(loaded.descriptor.digest().as_ref()).await?;

@@ -1,10 +1,10 @@
-//! Stage `manifest`: manifest, configuration and blobs are in the content store.
+//! Stage `manifest`: manifest and configuration are in the content store.
 
 use state::Image;
 use state::image::{ImageKind, ImageSource, ImageStatus};
 
-use super::builtin;
 use super::manifest::Loaded;
+use super::{builtin, pull};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Class, Error, Result};
@@ -15,10 +15,11 @@ pub struct Have {
     loaded: Option<Loaded>,
     /// What the reference resolves to.
     digest: String,
-    missing_blobs: usize,
+    /// The image is being removed and its content was not given up yet.
+    held: bool,
 }
 
-/// The manifest that a source stands for, if the content store can tell.
+/// The manifest or index that a source stands for, if it is known.
 pub async fn digest(cx: &Context, object: &Image) -> Result<Option<String>> {
     Ok(match &object.spec.source {
         ImageSource::Archive { manifest_digest } => Some(manifest_digest.clone()),
@@ -27,8 +28,29 @@ pub async fn digest(cx: &Context, object: &Image) -> Result<Option<String>> {
             let found = found.map_err(crate::world::linux::images::failed(builtin::REFERENCE))?;
             found.map(|descriptor| descriptor.digest().to_string())
         }
-        ImageSource::Registry => None,
+        ImageSource::Registry => Some(object.spec.digest.clone()).filter(|digest| !digest.is_empty()),
     })
+}
+
+/// What the documents say, as far as they are here.
+pub async fn loaded(cx: &Context, object: &Image) -> Result<Option<Loaded>> {
+    match digest(cx, object).await? {
+        Some(digest) => cx.world.images.load(&digest).await,
+        None => Ok(None),
+    }
+}
+
+/// Brings back what is missing of an image, from where it came.
+pub async fn restore(cx: &Context, object: &Image) -> Result<()> {
+    match &object.spec.source {
+        ImageSource::BuiltIn => cx.world.images.builtin().await.map(drop),
+        ImageSource::Registry => pull::again(cx, object).await,
+        ImageSource::Archive { manifest_digest } => Err(Error::Image {
+            image: object.meta.name.clone(),
+            problem: format!("blobs of {manifest_digest} are gone from the content store; import the archive again"),
+            class: Class::Permanent,
+        }),
+    }
 }
 
 impl Stage<ImageKind> for Manifest {
@@ -36,35 +58,24 @@ impl Stage<ImageKind> for Manifest {
     const NAME: &'static str = "manifest";
 
     async fn observe(cx: &Context, object: &Image) -> Result<Have> {
-        let Some(digest) = digest(cx, object).await? else {
-            return Ok(Have {
-                loaded: None,
-                digest: String::new(),
-                missing_blobs: 0,
-            });
-        };
-        let loaded = cx.world.images.load(&digest).await?;
-        let content = cx.world.images.content();
-        let missing = |l: &Loaded| l.blobs().filter(|blob| !content.exists(blob).unwrap_or(false)).count();
-        let missing_blobs = loaded.as_ref().map_or(0, missing);
+        let digest = digest(cx, object).await?.unwrap_or_default();
         Ok(Have {
-            loaded,
+            loaded: loaded(cx, object).await?,
             digest,
-            missing_blobs,
+            held: object.meta.deleted() && !object.status.digest.is_empty(),
         })
     }
 
     fn diff(object: &Image, have: &Have) -> Step {
-        match (&have.loaded, have.missing_blobs) {
-            (Some(_), 0) => Step::Keep,
-            (Some(_), n) => Step::Remake(Why::new("BlobsMissing", format!("{n} blobs are gone"))),
-            (None, _) => Step::Make(Why::new("Absent", format!("{} is not here", object.meta.name))),
+        match &have.loaded {
+            Some(_) => Step::Keep,
+            None => Step::Make(Why::new("Absent", format!("{} is not here", object.meta.name))),
         }
     }
 
     /// Content is shared: what no record reaches is collected behind.
-    fn present(_: &Have) -> bool {
-        false
+    fn present(have: &Have) -> bool {
+        have.held
     }
 
     fn report(have: &Have, status: &mut ImageStatus) {
@@ -78,24 +89,11 @@ impl Stage<ImageKind> for Manifest {
     }
 
     async fn act(cx: &Context, object: &Image, _: &Step) -> Result<()> {
-        let problem = match &object.spec.source {
-            ImageSource::BuiltIn => {
-                cx.world.images.builtin().await?;
-                return Ok(());
-            }
-            ImageSource::Archive { manifest_digest } => {
-                format!("blobs of {manifest_digest} are gone from the content store; import the archive again")
-            }
-            ImageSource::Registry => "pulling from registries is not implemented yet; import an archive".to_owned(),
-        };
-        Err(Error::Image {
-            image: object.meta.name.clone(),
-            problem,
-            class: Class::Permanent,
-        })
+        restore(cx, object).await
     }
 
-    async fn undo(_: &Context, _: &Image) -> Result<Undone> {
+    async fn undo(cx: &Context, object: &Image) -> Result<Undone> {
+        cx.world.images.release(&object.status.digest).await?;
         Ok(Undone::Done)
     }
 }

@@ -2,19 +2,22 @@
 //!
 //! ```text
 //!   layers     unpacked by chain ID
-//!   manifest   manifest, configuration and blobs in the content store
+//!   blobs      in the content store, so that layers can be made again
+//!   manifest   manifest and configuration in the content store
 //!   record     the copy of the wish
 //! ```
 //!
-//! Registries will fill the content store in `manifest` and `layers`; today an image comes from an archive or is built
-//! in.
+//! An image is built in, comes from an archive, or is pulled. A pull fetches first and writes its Image records last
+//! ([`pull`]), so these stages find it whole; what goes missing later they bring back.
 
+mod blobs;
 pub mod builtin;
 pub mod collect;
 mod layers;
 mod manifest_stage;
 
 pub mod manifest;
+pub mod pull;
 
 use std::path::PathBuf;
 
@@ -29,9 +32,10 @@ use crate::engine::{Context, conditions};
 use crate::error::Result;
 use crate::world::Paths;
 
-static RUNGS: [&[&'static dyn AnyStage<ImageKind>]; 3] = [
+static RUNGS: [&[&'static dyn AnyStage<ImageKind>]; 4] = [
     &[&Listed(Record)],
     &[&Listed(manifest_stage::Manifest)],
+    &[&Listed(blobs::Blobs)],
     &[&Listed(layers::Layers)],
 ];
 

@@ -1,4 +1,6 @@
-//! Node: what is true of the machine as a whole.
+//! Node: what is true of the machine as a whole; and, in [`sample`], what pods use of it.
+
+pub mod sample;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -1,10 +1,12 @@
 //! The records of a pod's children, from its spec.
 
+use std::sync::Arc;
+
 use state::container::{ContainerGoal, ContainerImage, ContainerSpec, Mount, Resources};
 use state::image::{ImageKind, ImagePhase};
 use state::pod::PodContainer;
 use state::sandbox::{NamespaceMode, Namespaces, PodRef, PortMapping, SandboxKind, SandboxSpec, UserNamespace};
-use state::{Kind, Meta, Owner, Pod, PodSandbox};
+use state::{Image, Kind, Meta, Owner, Pod, PodSandbox, Reference};
 
 use super::volumes;
 use crate::engine::Context;
@@ -102,32 +104,17 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32, user: Option<UserNamespac
     (meta, spec)
 }
 
-/// The image's id, once it is here.
-async fn image(cx: &Context, text: &str) -> Result<String> {
-    let reference = state::reference::Reference::parse(text, "image")?;
-    let name = reference.to_string();
-    // A record with `ImageSource::Registry` once registries can be asked; until then an import makes it, which is a
-    // trigger of this pod.
-    let Some(image) = cx.store.by_name::<ImageKind>(&name) else {
-        let how = "pulling is not implemented yet, so import it: docker save IMAGE | reconcile images import -";
-        return Err(Error::Refused(format!("image {name} is not here; {how}")));
-    };
-    match image.status.phase {
-        ImagePhase::Ready => Ok(image.status.id.clone()),
-        ImagePhase::Failed => {
-            let why = image
-                .status
-                .conditions
-                .first()
-                .map(|c| c.message.clone())
-                .unwrap_or_default();
-            Err(Error::Refused(format!("image {name}: {why}")))
-        }
-        _ => Err(Error::Pending(format!("image {name} is being fetched"))),
+/// The image's id; that it is here was seen when this container was decided on.
+fn image(cx: &Context, text: &str) -> Result<String> {
+    let name = Reference::parse(text, "image")?.to_string();
+    let ready = |image: &Arc<Image>| image.status.phase == ImagePhase::Ready;
+    match cx.store.by_name::<ImageKind>(&name).filter(ready) {
+        Some(image) => Ok(image.status.id.clone()),
+        None => Err(Error::Pending(format!("image {name} is not ready any more"))),
     }
 }
 
-pub async fn container(
+pub fn container(
     cx: &Context,
     pod: &Pod,
     sandbox: &PodSandbox,
@@ -161,7 +148,7 @@ pub async fn container(
         attempt,
         image: ContainerImage {
             requested: wish.image.clone(),
-            id: image(cx, &wish.image).await?,
+            id: image(cx, &wish.image)?,
             ..Default::default()
         },
         command: wish.command.clone(),

@@ -1,17 +1,19 @@
 //! Stage `children`: the records that a pod is made of.
 
-use state::Pod;
 use state::container::{ContainerGoal, ContainerKind};
+use state::image::ImageKind;
 use state::pod::PodKind;
+use state::pull::PullKind;
 use state::sandbox::{SandboxGoal, SandboxKind};
 use state::store::New;
+use state::{Kind, Owner, Pod, Reference};
 
-use super::build;
 use super::decide::{Child, Decision, View, Wish, decide};
-use super::users;
+use super::{build, pulls, users};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
+use crate::image::pull;
 
 pub struct Children;
 
@@ -32,9 +34,17 @@ fn view(cx: &Context, object: &Pod) -> View {
         .flat_map(|s| cx.store.owned::<ContainerKind>(s.uid()))
         .collect();
     containers.sort_by_key(|c| std::cmp::Reverse(c.meta.created));
+    let wished = object.spec.init_containers.iter().chain(&object.spec.containers);
+    let record = |image: &String| {
+        let reference = Reference::parse(image, "image").ok()?;
+        let record = cx.store.by_name::<ImageKind>(&reference.to_string())?;
+        Some((image.clone(), record))
+    };
     View {
         sandboxes,
         containers,
+        images: wished.filter_map(|c| record(&c.image)).collect(),
+        pulls: cx.store.owned::<PullKind>(object.uid()),
         now: cx.world.clock.now_ns(),
     }
 }
@@ -44,7 +54,8 @@ impl Stage<PodKind> for Children {
     const NAME: &'static str = "children";
 
     async fn observe(cx: &Context, object: &Pod) -> Result<Have> {
-        let owned = cx.store.owned::<SandboxKind>(object.uid()).len();
+        let pulls = cx.store.owned::<PullKind>(object.uid());
+        let owned = cx.store.owned::<SandboxKind>(object.uid()).len() + pulls.len();
         Ok(Have {
             decision: decision(cx, object),
             owned,
@@ -74,6 +85,7 @@ impl Stage<PodKind> for Children {
 
     /// The sandboxes were marked with the pod, in one batch; if one was written since, it is marked here.
     async fn undo(cx: &Context, object: &Pod) -> Result<Undone> {
+        pull::stop(cx, object.uid()).await?;
         for sandbox in cx.store.owned::<SandboxKind>(object.uid()) {
             if !sandbox.meta.deleted() {
                 cx.store.delete::<SandboxKind>(sandbox.uid()).await?;
@@ -90,6 +102,9 @@ fn describe(wish: &Wish) -> String {
     match wish {
         Wish::Sandbox { attempt } => format!("make sandbox, attempt {attempt}"),
         Wish::Container { name, attempt } => format!("start container {name}, attempt {attempt}"),
+        Wish::Pull { image, tries: 0, .. } => format!("pull image {image}"),
+        Wish::Pull { image, tries, .. } => format!("pull image {image}, try {}", tries + 1),
+        Wish::Refuse { why } => why.clone(),
         Wish::StopContainer { uid } => format!("stop container {uid}"),
         Wish::StopSandbox { uid } => format!("stop sandbox {uid}"),
         Wish::Delete { uid, .. } => format!("remove ended {uid}"),
@@ -114,9 +129,21 @@ async fn fulfil(cx: &Context, pod: &Pod, wish: Wish) -> Result<()> {
                 .into_iter()
                 .find(|s| !s.meta.deleted());
             let Some(sandbox) = sandbox else { return Ok(()) };
-            let (meta, spec) = build::container(cx, pod, &sandbox, &name, attempt).await?;
-            written(cx.store.create::<ContainerKind>(New { meta, spec }).await.map(drop))
+            let (meta, spec) = build::container(cx, pod, &sandbox, &name, attempt)?;
+            written(cx.store.create::<ContainerKind>(New { meta, spec }).await.map(drop))?;
+            forget_pull(cx, pod, &pulls::name(&name, attempt)).await
         }
+        Wish::Pull {
+            container,
+            attempt,
+            image,
+            tries,
+        } => {
+            let name = pulls::name(&container, attempt);
+            forget_pull(cx, pod, &name).await?;
+            pull::start(cx, owner(pod), name, &image, tries).await
+        }
+        Wish::Refuse { why } => Err(Error::Refused(why)),
         Wish::StopContainer { uid } => {
             let stop = |_: &mut state::Meta, spec: &mut state::container::ContainerSpec| {
                 spec.goal = ContainerGoal::Stopped;
@@ -140,6 +167,24 @@ async fn fulfil(cx: &Context, pod: &Pod, wish: Wish) -> Result<()> {
             uid,
         } => Ok(cx.store.delete::<ContainerKind>(&uid).await.map(drop)?),
     }
+}
+
+fn owner(pod: &Pod) -> Owner {
+    Owner {
+        kind: PodKind::KIND.to_owned(),
+        uid: pod.uid().to_owned(),
+    }
+}
+
+async fn forget_pull(cx: &Context, pod: &Pod, name: &str) -> Result<()> {
+    let pulls = cx.store.owned::<PullKind>(pod.uid());
+    for pull in pulls
+        .iter()
+        .filter(|pull| pull.meta.name == name && !pull.meta.deleted())
+    {
+        cx.store.delete::<PullKind>(pull.uid()).await?;
+    }
+    Ok(())
 }
 
 /// A child that is there already is what was wanted: the pass before was cut after its write.

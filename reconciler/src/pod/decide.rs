@@ -1,14 +1,16 @@
 //! What a pod wants next, from its records alone: pure, so that every case is a table test.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use state::container::{ContainerGoal, ContainerPhase};
 use state::pod::{PodContainer, PodContainerStatus, PodPhase, PodStatus, RestartPolicy};
 use state::sandbox::{SandboxGoal, SandboxPhase};
-use state::{Container, Pod, PodSandbox};
+use state::{Container, Image, Pod, PodSandbox, Pull};
 
 use super::build::is_current;
+use super::pulls::{self, Stand};
 
 /// A restart waits 10 s after the end, doubled for each further one, at most 5 minutes, as the kubelet does it.
 const RESTART_FIRST: Duration = Duration::from_secs(10);
@@ -24,6 +26,17 @@ pub enum Wish {
     Container {
         name: String,
         attempt: u32,
+    },
+    /// Pull an image for this attempt of a container; `tries` have failed before.
+    Pull {
+        container: String,
+        attempt: u32,
+        image: String,
+        tries: u32,
+    },
+    /// Only a changed pod, or an import, can help.
+    Refuse {
+        why: String,
     },
     StopContainer {
         uid: String,
@@ -60,6 +73,10 @@ pub struct View {
     pub sandboxes: Vec<Arc<PodSandbox>>,
     /// Containers of all the sandboxes, newest first.
     pub containers: Vec<Arc<Container>>,
+    /// The records of the containers' images, by what the pod calls them.
+    pub images: HashMap<String, Arc<Image>>,
+    /// Pulls for this pod.
+    pub pulls: Vec<Arc<Pull>>,
     /// ns since the epoch
     pub now: i64,
 }
@@ -71,11 +88,13 @@ enum Role {
     Main,
 }
 
-struct Member<'a> {
-    spec: &'a PodContainer,
+pub(super) struct Member<'a> {
+    pub(super) spec: &'a PodContainer,
     role: Role,
     newest: Option<&'a Arc<Container>>,
-    attempts: u32,
+    pub(super) attempts: u32,
+    /// The pull for the next attempt.
+    pub(super) pull: Option<&'a Arc<Pull>>,
 }
 
 impl Member<'_> {
@@ -187,11 +206,13 @@ fn members<'a>(pod: &'a Pod, view: &'a View) -> Vec<Member<'a>> {
             .iter()
             .filter(|c| c.spec.name == spec.name && !c.meta.deleted());
         let newest = own.next();
+        let attempts = newest.map_or(0, |c| c.spec.attempt + 1);
         Member {
             spec,
             role,
             newest,
-            attempts: newest.map_or(0, |c| c.spec.attempt + 1),
+            attempts,
+            pull: pulls::find(&view.pulls, spec, attempts),
         }
     };
     let init = pod.spec.init_containers.iter().map(|spec| match spec.restart_policy {
@@ -210,8 +231,8 @@ fn status(members: &[Member]) -> PodStatus {
         restarts: m.attempts.saturating_sub(1),
         running: m.phase() == Some(ContainerPhase::Running),
         exit_code: m.exited(),
-        reason: m.newest.map(|c| reason(c)).unwrap_or_default(),
-        message: m.newest.map(|c| message(c)).unwrap_or_default(),
+        reason: pulls::reason(m).unwrap_or_else(|| m.newest.map(|c| reason(c)).unwrap_or_default()),
+        message: pulls::message(m).unwrap_or_else(|| m.newest.map(|c| message(c)).unwrap_or_default()),
     });
     let containers: Vec<_> = containers.collect();
     let mut mains = members.iter().filter(|m| m.role == Role::Main);
@@ -317,11 +338,17 @@ fn start_members(decision: &mut Decision, pod: &Pod, view: &View, sandbox: &PodS
             _ => false,
         };
         if start {
-            let name = member.spec.name.clone();
-            decision.wishes.push(Wish::Container {
-                name,
-                attempt: member.attempts,
-            });
+            match pulls::image(member, view) {
+                Stand::Here => decision.wishes.push(Wish::Container {
+                    name: member.spec.name.clone(),
+                    attempt: member.attempts,
+                }),
+                Stand::Do(wish) => decision.wishes.push(wish),
+                Stand::Wait(why, wait) => {
+                    decision.again = [decision.again, wait].into_iter().flatten().min();
+                    decision.waiting.get_or_insert(why);
+                }
+            }
         }
         let done = match member.role {
             Role::Init => member.exited() == Some(0),
@@ -370,6 +397,7 @@ mod tests {
     use super::*;
     use state::Meta;
     use state::container::{ContainerSpec, ContainerStatus};
+    use state::image::{ImagePhase, ImageSource, ImageSpec, ImageStatus};
     use state::pod::PodSpec;
     use state::sandbox::{SandboxSpec, SandboxStatus};
 
@@ -436,11 +464,32 @@ mod tests {
         Arc::new(Container::new(meta, spec, status))
     }
 
+    /// Nothing but the image that all the containers want.
+    fn hello() -> View {
+        let spec = ImageSpec {
+            source: ImageSource::BuiltIn,
+            ..ImageSpec::default()
+        };
+        let status = ImageStatus {
+            phase: ImagePhase::Ready,
+            ..ImageStatus::default()
+        };
+        let image = Arc::new(Image::new(Meta::default(), spec, status));
+        View {
+            sandboxes: vec![],
+            containers: vec![],
+            images: HashMap::from([("localhost/hello".to_owned(), image)]),
+            pulls: vec![],
+            now: 0,
+        }
+    }
+
     fn ready(containers: Vec<Arc<Container>>) -> View {
         View {
             sandboxes: vec![sandbox(0, SandboxPhase::Ready)],
             containers,
             now: 2_000_000_000,
+            ..hello()
         }
     }
 
@@ -457,7 +506,7 @@ mod tests {
         let none = View {
             sandboxes: vec![],
             containers: vec![],
-            now: 0,
+            ..hello()
         };
         assert_eq!(decide(&pod, &none).wishes, [Wish::Sandbox { attempt: 0 }]);
         assert_eq!(decide(&pod, &ready(vec![])).wishes, [start("a", 0), start("b", 0)]);
@@ -469,7 +518,7 @@ mod tests {
         let lost = View {
             sandboxes: vec![sandbox(0, SandboxPhase::NotReady)],
             containers: vec![],
-            now: 0,
+            ..hello()
         };
         assert_eq!(decide(&pod, &lost).wishes, [Wish::Sandbox { attempt: 1 }]);
         let both = vec![sandbox(1, SandboxPhase::Ready), sandbox(0, SandboxPhase::NotReady)];
@@ -478,7 +527,7 @@ mod tests {
             &View {
                 sandboxes: both,
                 containers: vec![],
-                now: 0,
+                ..hello()
             },
         )
         .wishes;
@@ -504,7 +553,7 @@ mod tests {
         let view = |old| View {
             sandboxes: vec![Arc::new(old)],
             containers: vec![],
-            now: 0,
+            ..hello()
         };
         let wishes = decide(&pod, &view(old.clone())).wishes;
         assert_eq!(

@@ -10,6 +10,7 @@
 mod build;
 mod children;
 mod decide;
+mod pulls;
 mod users;
 mod volumes;
 

@@ -37,23 +37,30 @@ pub struct Settings {
     pub paths: Arc<Paths>,
     pub shim: PathBuf,
     pub network: linux::network::Config,
+    pub registry: linux::registry::Config,
 }
 
 impl World {
     /// Opens the node's parts; makes the directories that must be there. Must be called within a tokio runtime.
     pub fn open(settings: Settings) -> Result<World> {
-        let Settings { paths, shim, network } = settings;
+        let Settings {
+            paths,
+            shim,
+            network,
+            registry,
+        } = settings;
         paths.make()?;
         let cgroups = Cgroups::detect()?;
+        let clock = Clock::read()?;
         let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
         Ok(World {
-            clock: Clock::read()?,
             shims: Shims::new(paths.clone(), shim.clone(), shim_cgroup),
             runs: RunWatch::new()?,
             trash: Trash::open(&paths.root).map_err(linux::images::failed("trash"))?,
-            images: Images::open(&paths.root, shim)?,
+            images: Images::open(&paths.root, shim, registry, &clock.boot_id)?,
             network: Network::new(network)?,
             cgroups,
+            clock,
             paths,
         })
     }

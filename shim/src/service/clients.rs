@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use prost::Message;
-use shim::api::{Request, Response, Status};
+use shim::api::{Request, Response, Status, Streams};
 use shim::frame::{self, HEADER, Header, Kind};
 
 use super::{Answer, Of, Service};
 use crate::process::Caller;
+use crate::sys;
 
 /// Bytes that may wait for a client to read them before it is cut off.
 const LAG: usize = 1 << 20;
@@ -99,6 +100,26 @@ impl Service {
         for exec in self.execs.iter_mut().filter(|exec| exec.caller.0 == key) {
             exec.abandon();
         }
+        for proc in &mut self.procs {
+            proc.attached.retain(|attached| attached.caller.0 != key);
+        }
+    }
+
+    /// Gives descriptors to a caller, in front of the answer. One who does not take them at once is cut off.
+    pub fn hand_over(&mut self, (key, stream): Caller, streams: &Streams, fds: &[RawFd]) -> bool {
+        let frame = frame::encode(stream, Kind::Data, streams);
+        let is_sent = self
+            .clients
+            .iter()
+            .find(|client| client.key == key)
+            .is_some_and(|client| {
+                let sent = || sys::send(client.stream.as_raw_fd(), &frame, fds);
+                client.output.is_empty() && sent().is_ok_and(|sent| sent == frame.len())
+            });
+        if !is_sent {
+            self.hang_up(key);
+        }
+        is_sent
     }
 
     /// Sends an answer, if the caller is still there.

@@ -27,6 +27,12 @@ impl Service {
             "Exec" => decode(&request)
                 .and_then(|message| self.start_exec(caller, message))
                 .map(|()| None),
+            "ExecStream" => decode(&request)
+                .and_then(|message| self.start_exec_stream(caller, message))
+                .map(|()| None),
+            "Attach" => decode(&request)
+                .and_then(|message| self.attach(caller, message))
+                .map(|()| None),
             "Shutdown" => self.shutdown().map(Some),
             other => Err((Code::Unimplemented, format!("method {other:?} is unknown to this shim"))),
         };

@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use cri::records::v1;
 use cri::records::v1::records_client::RecordsClient;
-use cri::runtime::v1::ExecSyncRequest;
-use cri::runtime::v1::ExecSyncResponse;
 use cri::runtime::v1::runtime_service_client::RuntimeServiceClient;
+use cri::runtime::v1::{ContainerEventResponse, ContainerStats, GetEventsRequest, StreamContainerStatsRequest};
+use cri::runtime::v1::{ExecSyncRequest, ExecSyncResponse};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
@@ -140,11 +140,44 @@ impl Client {
         ))
     }
 
+    /// Pulls an image; dropping the answer stops it.
+    pub async fn pull(&self, image: String, credentials: Vec<v1::Credential>) -> Result<Pulling> {
+        let request = v1::PullRequest { image, credentials };
+        let stream = self.records.clone().pull(request).await.map_err(said)?.into_inner();
+        Ok(Pulling(stream))
+    }
+
     /// Asks for a pass over everything; the report or plan as JSON, and the exit code for it.
     pub async fn once(&self, dry_run: bool) -> Result<(Vec<u8>, i32)> {
         let request = v1::OnceRequest { dry_run };
         let answer = self.records.clone().once(request).await.map_err(said)?.into_inner();
         Ok((answer.json, answer.exit_code))
+    }
+
+    /// What every running container uses.
+    pub async fn stats(&self) -> Result<Vec<ContainerStats>> {
+        let request = StreamContainerStatsRequest::default();
+        let mut runtime = self.runtime.clone();
+        let mut stream = runtime
+            .stream_container_stats(request)
+            .await
+            .map_err(said)?
+            .into_inner();
+        let mut all = Vec::new();
+        while let Some(part) = stream.message().await.map_err(said)? {
+            all.extend(part.container_stats);
+        }
+        Ok(all)
+    }
+
+    /// What happens to sandboxes and containers from now on.
+    pub async fn events(&self) -> Result<Happenings> {
+        let stream = self
+            .runtime
+            .clone()
+            .get_container_events(GetEventsRequest::default())
+            .await;
+        Ok(Happenings(stream.map_err(said)?.into_inner()))
     }
 
     /// Runs a program in a container; `timeout` in seconds, 0 for none.
@@ -161,6 +194,26 @@ impl Client {
             .await
             .map_err(said)?
             .into_inner())
+    }
+}
+
+/// A pull's progress.
+pub struct Pulling(Streaming<v1::PullResponse>);
+
+impl Pulling {
+    /// `None` if the server stopped.
+    pub async fn next(&mut self) -> Result<Option<v1::PullResponse>> {
+        self.0.message().await.map_err(said)
+    }
+}
+
+/// The stream of events.
+pub struct Happenings(Streaming<ContainerEventResponse>);
+
+impl Happenings {
+    /// `None` if the server stopped.
+    pub async fn next(&mut self) -> Result<Option<ContainerEventResponse>> {
+        self.0.message().await.map_err(said)
     }
 }
 

@@ -1,10 +1,13 @@
 //! The configuration file: the flags' settings, written down. A flag or an environment variable wins over it.
 
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
+use crate::metrics::Address;
 use crate::options::Network;
 use reconciler::world::linux::network::Cidr;
 
@@ -18,7 +21,22 @@ pub struct Config {
     pub state: Option<PathBuf>,
     pub socket: Option<String>,
     pub log_level: Option<String>,
+    /// `unix:///PATH` or a loopback address, where metrics are served.
+    pub metrics: Option<Address>,
     pub network: NetworkConfig,
+    pub registry: RegistryConfig,
+    pub streaming: StreamingConfig,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RegistryConfig {
+    /// Roots of `certs.d` directories, in the order of search.
+    pub certs_dirs: Option<Vec<PathBuf>>,
+    /// Bytes a second that a transfer must have over a whole window.
+    pub rate_floor: Option<u64>,
+    /// Seconds.
+    pub window: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -51,6 +69,16 @@ fn pod_cidrs<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<V
         [a, b] if a.ip.is_ipv4() != b.ip.is_ipv4() => Ok(all),
         _ => Err(serde::de::Error::custom("takes one network of each family at most")),
     }
+}
+
+/// The server for exec, attach and port-forward.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StreamingConfig {
+    /// Address and port; port 0 takes a free one.
+    pub address: Option<SocketAddr>,
+    /// Seconds without any traffic after which a session is ended.
+    pub idle_seconds: Option<NonZeroU64>,
 }
 
 /// Reads `path`, a file or a directory with a `config.yaml`. What is not there says nothing, unless the path itself
@@ -91,14 +119,19 @@ mod tests {
 
     #[test]
     fn reads_every_key() {
-        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nnetwork:\n  mode: builtin\n  \
-                    cniConfDir: /c\n  cniBinDirs: [/a, /b]\n  cniTemplate: /t\n  podCIDR: 10.1.0.0/16, fd00::/64\n";
+        let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nmetrics: 127.0.0.1:9180\n\
+                    network:\n  mode: builtin\n  cniConfDir: /c\n  cniBinDirs: [/a, /b]\n\
+                    \x20 cniTemplate: /t\n  podCIDR: 10.1.0.0/16, fd00::/64\n\
+                    registry:\n  certsDirs: [/d]\n  rateFloor: 5\n  window: 9\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
         assert_eq!(config.log_level.as_deref(), Some("debug"));
+        assert_eq!(config.metrics, "127.0.0.1:9180".parse().ok());
         assert_eq!(config.network.mode, Some(Network::Builtin));
         assert_eq!(config.network.cni_bin_dirs, Some(vec!["/a".into(), "/b".into()]));
         assert_eq!(config.network.pod_cidrs.len(), 2);
+        assert_eq!(config.registry.certs_dirs, Some(vec!["/d".into()]));
+        assert_eq!((config.registry.rate_floor, config.registry.window), (Some(5), Some(9)));
     }
 
     #[test]
@@ -114,6 +147,7 @@ mod tests {
                 "network: {podCIDR: '10.1.0.0/16,10.2.0.0/16'}\n",
                 "one network of each family",
             ),
+            ("metrics: 0.0.0.0:1\n", "loopback"),
             ("root: [\n", "c.yaml:"),
             ("- a\n", "c.yaml:1:1"),
         ] {

@@ -218,7 +218,9 @@ fn pod(record: &Value, wide: bool, _: &HashMap<String, String>) -> Vec<String> {
     let mains = || containers.iter().filter(|c| c["init"] == false);
     let restarts: i64 = containers.iter().filter_map(|c| c["restarts"].as_i64()).sum();
     // Why the last attempt of one ended, not what one that is being made waits for.
-    let ended = containers.iter().filter(|c| c["exitCode"].is_i64());
+    let ended = containers
+        .iter()
+        .filter(|c| c["exitCode"].is_i64() || c["reason"] == "ImagePullBackOff");
     let mut failing = ended
         .map(|c| text(&c["reason"]))
         .filter(|r| !matches!(*r, "" | "Completed"));

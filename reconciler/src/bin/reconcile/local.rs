@@ -41,6 +41,7 @@ struct Own {
     socket: PathBuf,
     close: watch::Sender<bool>,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
+    streams: JoinHandle<()>,
     work: Work,
 }
 
@@ -78,8 +79,10 @@ impl Session {
         };
         let listener = cri::bind(&global.socket)?;
         let (close, closing) = watch::channel(false);
+        let (streaming_url, streams) = serve::streaming(cx.clone(), global, closing.clone()).await?;
         let config = cri::Config {
             once: Some(serve::once_hook(cx.clone())),
+            streaming_url: Some(streaming_url),
             ..cri::Config::default()
         };
         let services = Services::new(cx.store.clone(), config, closing);
@@ -94,6 +97,7 @@ impl Session {
                 socket,
                 close,
                 server,
+                streams,
                 work,
             }),
         })
@@ -113,6 +117,7 @@ impl Session {
         let _ = std::fs::remove_file(&own.socket);
         let _ = own.close.send(true);
         own.server.await.context("server task")??;
+        own.streams.await.context("streaming task")?;
         match own.work {
             Work::Looked(runtime) => drop(runtime),
             Work::Loop(running) => running.stop().await,

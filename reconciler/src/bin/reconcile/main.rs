@@ -8,18 +8,22 @@ mod containers;
 mod delete;
 mod describe;
 mod documents;
+mod events;
 mod exec;
 mod get;
 mod images;
 mod kinds;
 mod local;
 mod logs;
+mod metrics;
 mod once;
 mod options;
 mod print;
 mod reset;
 mod run;
 mod serve;
+mod snapshots;
+mod stats;
 mod tail;
 mod verdict;
 
@@ -60,8 +64,14 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
-    /// Import, list and remove images
+    /// Show what running containers use
+    Stats(stats::Stats),
+    /// Show what happened to pods and containers
+    Events(events::Events),
+    /// Pull, import, list, check and remove images
     Images(images::Images),
+    /// Show what containers have written
+    Snapshots(snapshots::Snapshots),
     /// Stop and remove everything of this root: pods, network, images, records
     Reset(reset::Reset),
     /// Print a completion script
@@ -119,7 +129,10 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Delete(args)) => delete::run(global, args).await,
         Some(Command::Logs(args)) => logs::run(global, args).await,
         Some(Command::Exec(args)) => exec::run(global, args).await,
+        Some(Command::Stats(args)) => stats::run(global, args).await,
+        Some(Command::Events(args)) => events::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
+        Some(Command::Snapshots(args)) => snapshots::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
         Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
     }

@@ -2,16 +2,19 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
+use reconciler::streaming::Settings;
 use reconciler::world::linux::network::{Cidr, Mode};
+use reconciler::world::linux::registry;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::config;
+use crate::{config, metrics};
 
 /// As given on the command line or in the environment.
 #[derive(Args, Clone, Debug, Default)]
@@ -35,6 +38,9 @@ pub struct Flags {
     /// Who gives pods their network [default: auto]
     #[arg(long, global = true, value_enum, env = "RECONCILE_NETWORK")]
     network: Option<Network>,
+    /// Serve metrics for Prometheus there: a loopback address such as 127.0.0.1:9180, or unix:///PATH [default: nowhere]
+    #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_METRICS")]
+    metrics: Option<metrics::Address>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -57,11 +63,15 @@ pub struct Global {
     pub socket: PathBuf,
     /// `None`: what suits the subcommand.
     pub log_level: Option<String>,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<metrics::Address>,
     network: Network,
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
     cni_template: Option<PathBuf>,
     pod_cidrs: Vec<Cidr>,
+    pub registry: registry::Config,
+    streaming: Settings,
 }
 
 impl Flags {
@@ -87,11 +97,19 @@ impl Flags {
             }
         };
         let network = file.network;
+        let mut streaming = Settings::default();
+        if let Some(address) = file.streaming.address {
+            streaming.address = address;
+        }
+        if let Some(seconds) = file.streaming.idle_seconds {
+            streaming.idle = Duration::from_secs(seconds.get());
+        }
         Ok(Global {
             root: absolute("--root", &self.root, &file.root, "/var/lib/reconcile")?,
             state,
             socket,
             log_level: self.log_level.clone().or(file.log_level),
+            metrics: self.metrics.clone().or(file.metrics),
             network: self.network.or(network.mode).unwrap_or_default(),
             cni_conf_dir: network.cni_conf_dir.unwrap_or_else(|| "/etc/cni/net.d".into()),
             cni_bin_dirs: network
@@ -99,6 +117,8 @@ impl Flags {
                 .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
             cni_template: network.cni_template,
             pod_cidrs: network.pod_cidrs,
+            registry: registries(file.registry),
+            streaming,
         })
     }
 }
@@ -119,19 +139,25 @@ impl Global {
             cni_bin_dirs: self.cni_bin_dirs.clone(),
             pod_cidrs: self.pod_cidrs.clone(),
             cni_template: self.cni_template.clone(),
+            registry: self.registry.clone(),
         })
+    }
+
+    /// How the streaming server listens.
+    pub fn streaming(&self) -> Settings {
+        self.streaming.clone()
     }
 
     /// Starts logging to stderr; `level` is what suits the subcommand.
     pub fn log(&self, level: &str) -> Result<()> {
         let level = self.log_level.as_deref().unwrap_or(level);
-        // A lone word that is no level would be taken for a module's name, and nothing would be logged.
-        if !level.contains(['=', ',']) {
-            level
-                .parse::<LevelFilter>()
-                .with_context(|| format!("--log-level {level:?}"))?;
-        }
-        let filter = EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
+        let told = || format!("--log-level {level:?}");
+        let directives = if level.contains(['=', ',']) {
+            level.to_owned()
+        } else {
+            own_lines(level.parse().with_context(told)?)
+        };
+        let filter = EnvFilter::try_new(directives).with_context(told)?;
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
@@ -139,6 +165,23 @@ impl Global {
             .with_ansi(std::io::stderr().is_terminal())
             .init();
         Ok(())
+    }
+}
+
+/// A lone level is for our own lines: the libraries below (HTTP/2 frames, the store's pages) tell warnings at most.
+fn own_lines(level: LevelFilter) -> String {
+    let libraries = level.min(LevelFilter::WARN);
+    let own = ["reconcile", "reconciler", "cri", "state", "shim"];
+    own.iter()
+        .fold(libraries.to_string(), |all, name| format!("{all},{name}={level}"))
+}
+
+fn registries(file: config::RegistryConfig) -> registry::Config {
+    let default = registry::Config::default();
+    registry::Config {
+        hosts_roots: file.certs_dirs.unwrap_or(default.hosts_roots),
+        rate_floor: file.rate_floor.unwrap_or(default.rate_floor),
+        window: file.window.map_or(default.window, Duration::from_secs),
     }
 }
 
@@ -171,6 +214,13 @@ mod tests {
         assert_eq!(global.socket, Path::new("/s/reconcile.sock"));
         assert_eq!(global.network, Network::Cni);
         assert_eq!(global.cni_conf_dir, Path::new("/etc/cni/net.d"));
+    }
+
+    #[test]
+    fn a_lone_level_is_for_our_own_lines() {
+        let debug = own_lines(LevelFilter::DEBUG);
+        assert!(debug.starts_with("warn,") && debug.contains(",cri=debug"), "{debug}");
+        assert!(own_lines(LevelFilter::OFF).starts_with("off,"));
     }
 
     #[test]

@@ -7,26 +7,39 @@ use anyhow::{Context as _, Result};
 use cri::{OnceReport, Services};
 use reconciler::engine::Context;
 use reconciler::runtime::{self, Runtime};
+use reconciler::streaming;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::metrics::Endpoint;
 use crate::options::Global;
+
+/// What tools are told that sandboxes are made from; kubeadm wants a name. The pause is built in, nothing is pulled.
+const SANDBOX_IMAGE: &str = "localhost/reconcile/pause:builtin";
 
 /// Serves until SIGTERM or SIGINT; pods go on.
 pub async fn run(global: &Global) -> Result<ExitCode> {
     let socket = &global.socket;
     let mut terminate = signal(SignalKind::terminate()).context("cannot take SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot take SIGINT")?;
+    let metrics = match &global.metrics {
+        Some(address) => Some(Endpoint::bind(address).await?),
+        None => None,
+    };
     let runtime = Runtime::open(global.runtime()?).await?;
     let cx = runtime.cx.clone();
     let running = runtime.start().await?;
     let listener = cri::bind(socket)?;
     let (close, closing) = watch::channel(false);
+    let (streaming_url, streams) = streaming(cx.clone(), global, closing.clone()).await?;
     let config = cri::Config {
         once: Some(once_hook(cx.clone())),
+        streaming_url: Some(streaming_url),
+        sandbox_image: SANDBOX_IMAGE.to_owned(),
         ..cri::Config::default()
     };
-    let services = Services::new(cx.store.clone(), config, closing);
+    let services = Services::new(cx.store.clone(), config, closing.clone());
+    let metrics = metrics.map(|endpoint| tokio::spawn(endpoint.serve(services.clone(), closing)));
     let server = tokio::spawn(cri::serve(listener, services));
     tracing::info!(socket = %socket.display(), instance = cx.world.paths.instance, "serving");
     notify("READY=1");
@@ -38,8 +51,27 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     notify("STOPPING=1");
     let _ = close.send(true);
     server.await.context("server task")??;
+    streams.await.context("streaming task")?;
+    if let Some(metrics) = metrics {
+        metrics.await.context("metrics task")?;
+    }
     running.stop().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the streaming server; answers its URL.
+pub async fn streaming(
+    cx: Arc<Context>,
+    global: &Global,
+    closing: watch::Receiver<bool>,
+) -> Result<(String, tokio::task::JoinHandle<()>)> {
+    let settings = global.streaming();
+    let address = settings.address;
+    let server = streaming::Server::bind(settings)
+        .await
+        .with_context(|| format!("streaming.address: cannot listen on {address}"))?;
+    let url = server.url().context("streaming.address")?;
+    Ok((url, tokio::spawn(server.serve(cx, closing))))
 }
 
 pub fn once_hook(cx: Arc<Context>) -> cri::OnceHook {

@@ -86,7 +86,8 @@ pub fn waits_for(status: &Value) -> String {
 
 /// A container of a pod whose process could not begin.
 fn not_startable(container: &Value) -> Option<String> {
-    (container["reason"] == "StartError").then(|| {
+    let reasons = ["StartError", "ImagePullBackOff"];
+    reasons.contains(&text(&container["reason"])).then(|| {
         let message = sentence(&container["message"], &container["reason"]);
         format!("container {} cannot start: {message}", text(&container["name"]))
     })

@@ -1,24 +1,29 @@
 //! The image store as one part of the world: content, unpacked layers, the built-in image.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::content::{self, Content};
+use super::garbage::Released;
 use super::layers::Layers;
+use super::pull::{Locks, Pins};
+use super::registry::{self, Registry};
 use super::unpack::Limits;
 use crate::error::{Class, Error, Result};
 use crate::image::manifest::{self, ChainId, Loaded};
 
 pub struct Images {
     store: Arc<Inner>,
+    registry: Registry,
 }
 
-struct Inner {
-    content: Content,
-    layers: Layers,
+pub(super) struct Inner {
+    pub(super) content: Content,
+    pub(super) layers: Layers,
+    pub(super) pins: Pins,
+    pub(super) locks: Locks,
+    pub(super) released: Released,
     shim: PathBuf,
     root: PathBuf,
 }
@@ -40,16 +45,25 @@ pub fn failed(image: &str) -> impl Fn(content::Error) -> Error {
 }
 
 impl Images {
-    pub fn open(root: &Path, shim: PathBuf) -> Result<Images> {
+    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config, boot: &str) -> Result<Images> {
+        let registry = Registry::new(registry).map_err(|e| Error::Image {
+            image: "registries".to_owned(),
+            problem: e.to_string(),
+            class: Class::Permanent,
+        })?;
         let content = Content::open(root).map_err(failed("store"))?;
-        let layers = Layers::open(root, Limits::default()).map_err(failed("store"))?;
+        let layers = Layers::begin(root, Limits::default(), boot).map_err(failed("store"))?;
         Ok(Images {
             store: Arc::new(Inner {
                 content,
                 layers,
+                pins: Pins::default(),
+                locks: Locks::default(),
+                released: Released::default(),
                 shim,
                 root: root.to_owned(),
             }),
+            registry,
         })
     }
 
@@ -62,11 +76,19 @@ impl Images {
         &self.store.content
     }
 
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.store
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
     pub fn layers(&self) -> &Layers {
         &self.store.layers
     }
 
-    async fn work<T: Send + 'static>(
+    pub(super) async fn work<T: Send + 'static>(
         &self,
         image: &str,
         work: impl FnOnce(&Inner) -> content::Result<T> + Send + 'static,
@@ -114,12 +136,45 @@ impl Images {
         .await
     }
 
-    /// Unpacks what is missing of the image with this manifest.
+    /// How many of these layers have to be looked at before they are used.
+    pub async fn doubtful(&self, chain_ids: &[String]) -> Result<usize> {
+        let chain = parse(chain_ids)?;
+        self.work("layers", move |store| Ok(store.layers.doubtful(&chain)?.len()))
+            .await
+    }
+
+    /// Looks at them; answers how many were damaged and are gone.
+    pub async fn settle_doubts(&self, chain_ids: &[String]) -> Result<usize> {
+        let chain = parse(chain_ids)?;
+        self.work("layers", move |store| store.layers.settle_doubts(&chain))
+            .await
+    }
+
+    /// Everything is on disk, and nothing is written any more.
+    pub async fn end(&self) -> Result<()> {
+        self.work("store", |store| store.layers.end()).await
+    }
+
+    /// Unpacks what is missing of the image with this manifest. A blob that proves damaged is removed, so that its
+    /// image fetches it again.
     pub async fn unpack(&self, manifest: &str) -> Result<()> {
         let wanted = manifest.to_owned();
         self.work(manifest, move |store| {
             let loaded = manifest::by_digest(&store.content, &wanted)?;
-            store.layers.ensure(&store.content, &loaded).map(drop)
+            let missing = store.layers.missing(&loaded.chain_ids)?;
+            let Err(e) = store.layers.ensure(&store.content, &loaded) else {
+                return Ok(());
+            };
+            if !e.is_full() {
+                for i in missing {
+                    let digest = loaded.manifest.layers()[i].digest();
+                    if !store.content.sound(digest)? {
+                        tracing::warn!(%digest, "the blob is damaged, it is fetched again");
+                        store.content.remove_blob(digest)?;
+                    }
+                }
+            }
+            Err(e)
         })
         .await
     }
@@ -133,18 +188,6 @@ impl Images {
         .await
     }
 
-    /// Removes blobs that these manifests do not reach, and layers that are not among `layers`, unless younger than
-    /// `grace`. Answers how many went.
-    pub async fn collect(
-        &self,
-        manifests: BTreeSet<String>,
-        layers: BTreeSet<String>,
-        grace: Duration,
-    ) -> Result<usize> {
-        self.work("store", move |store| store.collect(&manifests, &layers, grace))
-            .await
-    }
-
     /// The trees of these layers, top first, for an overlay.
     pub fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
         let trees: content::Result<_> = parse(chain_ids)?
@@ -153,46 +196,6 @@ impl Images {
             .map(|chain| self.store.layers.fs(chain))
             .collect();
         trees.map_err(failed("layers"))
-    }
-}
-
-impl Inner {
-    fn collect(
-        &self,
-        manifests: &BTreeSet<String>,
-        layers: &BTreeSet<String>,
-        grace: Duration,
-    ) -> content::Result<usize> {
-        let mut blobs: BTreeSet<String> = manifests.clone();
-        for digest in manifests {
-            match manifest::by_digest(&self.content, digest) {
-                Ok(loaded) => blobs.extend(loaded.blobs().map(|blob| blob.digest().to_string())),
-                Err(content::Error::NotFound(_)) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        let old = |path: &Path| {
-            let age = path
-                .metadata()
-                .and_then(|meta| meta.modified())
-                .ok()
-                .and_then(|at| at.elapsed().ok());
-            age.is_some_and(|age| age > grace)
-        };
-        let mut removed = 0;
-        for (digest, _) in self.content.list_blobs()? {
-            if !blobs.contains(digest.as_ref()) && old(&self.content.blob_path(&digest)?) {
-                self.content.remove_blob(&digest)?;
-                removed += 1;
-            }
-        }
-        for (chain, _) in self.layers.list()? {
-            if !layers.contains(chain.as_ref()) && old(self.layers.fs(&chain)?.parent().unwrap_or(Path::new("/"))) {
-                self.layers.remove(&chain)?;
-                removed += 1;
-            }
-        }
-        Ok(removed)
     }
 }
 

@@ -8,6 +8,10 @@
 //! A layer is committed by one rename, after its data is on disk. What a crash leaves is a `tmp-` directory that nobody
 //! locks; it is buried at the next start and the work is done again.
 
+mod deep;
+mod fence;
+mod permits;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -16,13 +20,18 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
+use tokio::sync::watch;
 
-use super::content::{Content, Error, Result, Usage, hex_of, private_dir, sync_dir, token};
+use self::fence::Fence;
+use self::permits::Permits;
+pub use self::source::{Source, Stream};
+use super::content::{Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
 pub use super::unpack::LayerMeta;
 use super::unpack::{Limits, Tree, apply, verify};
@@ -38,6 +47,9 @@ pub struct Layers {
     limits: Limits,
     flights: Mutex<HashMap<ChainId, Arc<Mutex<()>>>>,
     permits: Permits,
+    unpacking: watch::Sender<usize>,
+    /// Of the daemon alone; other users of the store doubt nothing.
+    fence: Option<Fence>,
 }
 
 /// Whether what is on disk is what was unpacked.
@@ -55,12 +67,18 @@ struct Job<'a> {
     blob: &'a Descriptor,
 }
 
-/// A layer in the making. Dropped, it is buried.
-struct Making<'a> {
+/// A directory in the making. Dropped, it is buried, unless it has got a name.
+struct Aside<'a> {
     layers: &'a Layers,
-    dir: PathBuf,
-    tree: Tree,
+    path: PathBuf,
     _lock: Flock<File>,
+}
+
+/// A layer in the making.
+struct Making<'a> {
+    aside: Aside<'a>,
+    tree: Tree,
+    stream: Option<Box<dyn Stream + 'a>>,
 }
 
 impl Layers {
@@ -75,9 +93,29 @@ impl Layers {
             limits,
             flights: Mutex::default(),
             permits: Permits::new(cores.min(WORKERS)),
+            unpacking: watch::Sender::new(0),
+            fence: None,
         };
         layers.bury_leftovers()?;
         Ok(layers)
+    }
+
+    /// The same for the store's one user whose end a boot may follow.
+    pub fn begin(root: &Path, limits: Limits, boot: &str) -> Result<Layers> {
+        let mut layers = Layers::open(root, limits)?;
+        layers.fence = Some(Fence::begin(&layers.dir, boot)?);
+        Ok(layers)
+    }
+
+    /// The end of that use: all is flushed, so that the next boot needs to doubt nothing.
+    pub fn end(&self) -> Result<()> {
+        self.flush()?;
+        self.fence.as_ref().map_or(Ok(()), Fence::end)
+    }
+
+    fn flush(&self) -> Result<()> {
+        let dir = File::open(&self.dir).map_err(Error::io("open", self.dir.display()))?;
+        nix::unistd::syncfs(&dir).map_err(Error::io("flush", self.dir.display()))
     }
 
     fn bury_leftovers(&self) -> Result<()> {
@@ -102,9 +140,9 @@ impl Layers {
         Ok(names)
     }
 
-    /// Unpacks what is missing; all blobs must be in `content`. Answers the chain IDs, bottom first. Blocking, and
-    /// bound by CPU and disk. Concurrent calls unpack a shared layer once.
-    pub fn ensure(&self, content: &Content, image: &Loaded) -> Result<Vec<ChainId>> {
+    /// Unpacks what is missing, out of what `source` gives. Answers the chain IDs, bottom first. Blocking. Concurrent
+    /// calls unpack a shared layer once.
+    pub fn ensure(&self, source: &dyn Source, image: &Loaded) -> Result<Vec<ChainId>> {
         if self.missing(&image.chain_ids)?.is_empty() {
             return Ok(image.chain_ids.clone());
         }
@@ -112,18 +150,22 @@ impl Layers {
         let flights: Vec<_> = image.chain_ids.iter().map(|c| self.flight(c)).collect();
         let guards: Vec<_> = flights.iter().map(|f| lock(f)).collect();
         let missing = self.missing(&image.chain_ids)?;
-        let outcome = self.unpack(content, image, &missing);
+        self.unpacking.send_modify(|count| *count += 1);
+        let outcome = self.unpack(source, image, &missing);
+        self.unpacking.send_modify(|count| *count -= 1);
         drop(guards);
         self.land(&image.chain_ids, flights);
         outcome.map(|()| image.chain_ids.clone())
     }
 
-    /// Whether nothing is being unpacked: the time to empty the trash, as deleting slows unpacking down.
-    pub fn idle(&self) -> bool {
-        *lock(&self.permits.free) == self.permits.most
+    /// Until nothing is being unpacked: the time to empty the trash, as deleting slows unpacking down.
+    pub async fn quiet(&self) {
+        // The sender is ours, so it cannot be gone.
+        let _ = self.unpacking.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    fn missing(&self, chain: &[ChainId]) -> Result<Vec<usize>> {
+    /// Which of these layers are not here.
+    pub fn missing(&self, chain: &[ChainId]) -> Result<Vec<usize>> {
         let have = self.observe(chain)?;
         Ok(have
             .iter()
@@ -148,7 +190,7 @@ impl Layers {
         }
     }
 
-    fn unpack(&self, content: &Content, image: &Loaded, missing: &[usize]) -> Result<()> {
+    fn unpack(&self, source: &dyn Source, image: &Loaded, missing: &[usize]) -> Result<()> {
         let layers = image.manifest.layers();
         let job = |&i: &usize| Job {
             chain: &image.chain_ids[i],
@@ -159,20 +201,22 @@ impl Layers {
         if jobs.is_empty() {
             return Ok(());
         }
-        let mut made = self.apply_all(content, &jobs)?;
+        let mut made = self.apply_all(source, &jobs)?;
         self.settle(image, missing, &mut made)?;
         let mut metas = Vec::new();
         for making in &made {
             let meta = making.tree.meta()?;
             let bytes = serde_json::to_vec(&meta).map_err(|e| Error::invalid("meta.json", e))?;
-            let path = making.dir.join("meta.json");
+            let path = making.aside.path.join("meta.json");
             fs::write(&path, bytes).map_err(Error::io("write", path.display()))?;
             metas.push(meta);
         }
         // One flush for the whole image; only then may a layer have its name.
-        let dir = File::open(&self.dir).map_err(Error::io("open", self.dir.display()))?;
-        nix::unistd::syncfs(&dir).map_err(Error::io("flush", self.dir.display()))?;
-        for (making, job) in made.into_iter().zip(&jobs) {
+        self.flush()?;
+        for (mut making, job) in made.into_iter().zip(&jobs) {
+            if let Some(stream) = making.stream.take() {
+                stream.keep()?;
+            }
             making.commit(job.chain)?;
         }
         sync_dir(&self.dir)?;
@@ -182,7 +226,7 @@ impl Layers {
     }
 
     /// Unpacks each layer on its own, some at a time, the largest first.
-    fn apply_all<'a>(&'a self, content: &Content, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
+    fn apply_all<'a>(&'a self, source: &'a dyn Source, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         order.sort_by_key(|i| std::cmp::Reverse(jobs[*i].blob.size()));
         let todo = Mutex::new(order.into_iter());
@@ -190,8 +234,8 @@ impl Layers {
         let work = || {
             loop {
                 let Some(i) = lock(&todo).next() else { return };
-                let _permit = self.permits.take();
-                let outcome = self.apply_one(content, &jobs[i]);
+                let _permit = (!source.slow()).then(|| self.permits.take());
+                let outcome = self.apply_one(source, &jobs[i]);
                 if outcome.is_err() {
                     lock(&todo).by_ref().for_each(drop); // the image has failed
                 }
@@ -223,27 +267,31 @@ impl Layers {
         }
     }
 
-    fn apply_one(&self, content: &Content, job: &Job) -> Result<Making<'_>> {
-        let blob = content.open_blob(job.blob.digest())?;
-        let dir = self.dir.join(format!("tmp-{}", token()));
-        let fs_dir = dir.join("fs");
+    fn apply_one<'a>(&'a self, source: &'a dyn Source, job: &Job) -> Result<Making<'a>> {
+        let mut stream = source.open(job.blob)?;
+        let aside = self.aside()?;
+        let applied = apply(&mut *stream, job.diff_id, &aside.path.join("fs"), &self.limits);
+        let tree = stream.end(applied).map_err(|e| e.of_layer(job.blob.digest()))?;
+        Ok(Making {
+            aside,
+            tree,
+            stream: Some(stream),
+        })
+    }
+
+    /// A new directory with an empty `fs`, locked.
+    fn aside(&self) -> Result<Aside<'_>> {
+        let path = self.dir.join(format!("tmp-{}", token()));
+        let fs_dir = path.join("fs");
         fs::create_dir_all(&fs_dir).map_err(Error::io("create directory", fs_dir.display()))?;
-        let file = File::open(&dir).map_err(Error::io("open", dir.display()))?;
-        let lock =
-            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| Error::io("lock", dir.display())(e))?;
-        let tree = apply(blob, job.diff_id, &fs_dir, &self.limits).map_err(|e| e.of_layer(job.blob.digest()));
-        match tree {
-            Ok(tree) => Ok(Making {
-                layers: self,
-                dir,
-                tree,
-                _lock: lock,
-            }),
-            Err(e) => {
-                self.trash.bury(&dir)?;
-                Err(e)
-            }
-        }
+        let file = File::open(&path).map_err(Error::io("open", path.display()))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        let _lock = lock.map_err(|(_, e)| Error::io("lock", path.display())(e))?;
+        Ok(Aside {
+            layers: self,
+            path,
+            _lock,
+        })
     }
 
     /// Bottom-up, each layer gets what it takes from those below.
@@ -254,7 +302,7 @@ impl Layers {
                 Ok(at) => {
                     let digest = image.manifest.layers()[i].digest();
                     made[at].tree.settle(&below).map_err(|e| e.of_layer(digest))?;
-                    made[at].dir.join("fs")
+                    made[at].aside.path.join("fs")
                 }
                 Err(_) => self.fs(chain)?,
             };
@@ -334,6 +382,40 @@ impl Layers {
         })
     }
 
+    /// Those of the layers that an unclean boot has put in doubt.
+    pub fn doubtful(&self, chain: &[ChainId]) -> Result<Vec<ChainId>> {
+        let Some(fence) = &self.fence else {
+            return Ok(Vec::new());
+        };
+        let mut doubtful = Vec::new();
+        for id in chain {
+            let committed = fs::metadata(self.layer(id)?).and_then(|meta| meta.modified());
+            if committed.is_ok_and(|at| fence.doubts(at)) {
+                doubtful.push(id.clone());
+            }
+        }
+        Ok(doubtful)
+    }
+
+    /// Looks at the doubtful among these layers; what is damaged goes away, to be made again. Answers how many went.
+    pub fn settle_doubts(&self, chain: &[ChainId]) -> Result<usize> {
+        let mut damaged = 0;
+        for id in self.doubtful(chain)? {
+            let place = self.layer(&id)?;
+            if self.verify(&id)? == Soundness::Sound {
+                // As good as one just written.
+                let dir = File::open(&place).map_err(Error::io("open", place.display()))?;
+                dir.set_modified(SystemTime::now())
+                    .map_err(Error::io("touch", place.display()))?;
+            } else {
+                tracing::warn!(layer = %id, "damaged since the last boot, it is made again");
+                self.remove(&id)?;
+                damaged += 1;
+            }
+        }
+        Ok(damaged)
+    }
+
     /// Disk used by all layers, from their metadata.
     pub fn usage(&self) -> Result<Usage> {
         let metas = self.list()?.into_iter().filter_map(|(_, meta)| meta);
@@ -346,16 +428,17 @@ impl Layers {
 
 impl Making<'_> {
     fn commit(self, chain: &ChainId) -> Result<()> {
-        let place = self.layers.layer(chain)?;
+        let Aside { layers, path, .. } = &self.aside;
+        let place = layers.layer(chain)?;
         // Here with unreadable metadata, or it would not have been made again.
-        self.layers.trash.bury(&place)?;
-        fs::rename(&self.dir, &place).map_err(Error::io("rename into place", place.display()))
+        layers.trash.bury(&place)?;
+        fs::rename(path, &place).map_err(Error::io("rename into place", place.display()))
     }
 }
 
-impl Drop for Making<'_> {
+impl Drop for Aside<'_> {
     fn drop(&mut self) {
-        if let Err(e) = self.layers.trash.bury(&self.dir) {
+        if let Err(e) = self.layers.trash.bury(&self.path) {
             tracing::warn!("{e}");
         }
     }
@@ -364,41 +447,4 @@ impl Drop for Making<'_> {
 /// A mutex whose data cannot be left broken by a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A counting semaphore for threads.
-#[derive(Debug)]
-struct Permits {
-    most: usize,
-    free: Mutex<usize>,
-    freed: Condvar,
-}
-
-impl Permits {
-    fn new(most: usize) -> Permits {
-        Permits {
-            most,
-            free: Mutex::new(most),
-            freed: Condvar::new(),
-        }
-    }
-
-    fn take(&self) -> Permit<'_> {
-        let free = lock(&self.free);
-        let mut free = self
-            .freed
-            .wait_while(free, |free| *free == 0)
-            .unwrap_or_else(PoisonError::into_inner);
-        *free -= 1;
-        Permit(self)
-    }
-}
-
-struct Permit<'a>(&'a Permits);
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.free) += 1;
-        self.0.freed.notify_one();
-    }
 }

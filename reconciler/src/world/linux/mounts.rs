@@ -104,9 +104,8 @@ pub fn mount_rootfs_mapped(
     outcome.and(cleared)
 }
 
-/// Mounts the merged, read-only view of `lower` (top first) at `target`, made if need be; one that is mounted there
-/// already is left as it is.
-pub fn mount_view(lower: &[PathBuf], target: &Path, mapping: Option<Mapping<'_>>) -> Result<()> {
+/// As [`mount_view`], with the owners that `mapping` gives. `target`'s directory is used for what this takes.
+pub fn mount_view_mapped(lower: &[PathBuf], target: &Path, mapping: Mapping<'_>) -> Result<()> {
     if observe(target)?.is_some() {
         return Ok(());
     }
@@ -116,11 +115,7 @@ pub fn mount_view(lower: &[PathBuf], target: &Path, mapping: Option<Mapping<'_>>
         fs::create_dir_all(dir).map_err(Error::io("create directory", dir.display()))?;
     }
     let scratch = target.with_file_name("mapped");
-    let outcome = match mapping {
-        Some(mapping) => map_all(lower, &scratch, mapping),
-        None => Ok(lower.to_vec()),
-    };
-    let outcome = outcome.and_then(|mut lower| {
+    let outcome = map_all(lower, &scratch, mapping).and_then(|mut lower| {
         lower.push(empty);
         let mounted = match overlay(&lower, None, MOUNT_ATTR_RDONLY) {
             Ok(fd) => attach(&fd, target),
@@ -208,6 +203,23 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
             Err(e) => Err(failed(e)),
         },
     }
+}
+
+/// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted there
+/// already stays.
+pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
+    if observe(target)?.is_some() {
+        return Ok(());
+    }
+    fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
+    let failed = |e: Errno| Error::io("mount an image at", target.display())(e);
+    let [one] = lower else {
+        return attach(&detached(lower)?, target).map_err(failed);
+    };
+    let bind = |flags: MsFlags| mount(Some(one), target, None::<&str>, MsFlags::MS_BIND | flags, None::<&str>);
+    bind(MsFlags::empty())
+        .and_then(|()| bind(MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV))
+        .map_err(failed)
 }
 
 /// An empty, read-only file system attached nowhere.

@@ -5,7 +5,7 @@ use super::super::kubernetes as k8s;
 use super::super::locate::At;
 use super::join;
 use crate::container::EnvVar;
-use crate::pod::{ContainerPort, PodContainer, RestartPolicy};
+use crate::pod::{ContainerPort, PodContainer, PullPolicy, RestartPolicy};
 use crate::sandbox::{Namespaces, Protocol};
 
 impl Reader<'_> {
@@ -31,17 +31,6 @@ impl Reader<'_> {
                 ("terminationMessagePolicy", c.termination_message_policy.is_some()),
             ],
         );
-        if let Some(policy) = &c.image_pull_policy {
-            let path = join(at, "imagePullPolicy");
-            let always = self.word(
-                &path,
-                policy,
-                &[("Always", true), ("IfNotPresent", false), ("Never", false)],
-            );
-            if always == Some(true) {
-                self.warn(&path, "an image that is present is not pulled again".into());
-            }
-        }
     }
 
     pub(super) fn container(
@@ -59,6 +48,13 @@ impl Reader<'_> {
             .as_deref()
             .filter(|_| init)
             .and_then(|policy| self.word(&join(at, "restartPolicy"), policy, &[("Always", RestartPolicy::Always)]));
+        let policies = [
+            ("Always", PullPolicy::Always),
+            ("IfNotPresent", PullPolicy::IfNotPresent),
+            ("Never", PullPolicy::Never),
+        ];
+        let policy = c.image_pull_policy.as_deref();
+        let image_pull_policy = policy.and_then(|p| self.word(&join(at, "imagePullPolicy"), p, &policies));
         let env = self.environment(&join(at, "env"), c.env.unwrap_or_default());
         let expand = |texts: Option<Vec<String>>| -> Vec<String> {
             texts
@@ -79,6 +75,7 @@ impl Reader<'_> {
         PodContainer {
             name: c.name,
             image: c.image.unwrap_or_default(),
+            image_pull_policy,
             command,
             args,
             working_dir: c.working_dir.unwrap_or_default(),

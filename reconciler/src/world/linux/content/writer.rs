@@ -99,6 +99,14 @@ impl<'a> Writer<'a> {
 
     /// Verifies, flushes and renames into place.
     pub fn commit(mut self, media_type: MediaType) -> Result<Descriptor> {
+        let digest = self.seal()?;
+        self.file.sync_data().map_err(Error::io("flush", &self.object))?;
+        self.place(&digest)?;
+        Ok(Descriptor::new(media_type, self.offset, digest))
+    }
+
+    /// Verifies size and digest. Wrong bytes are removed, as they cannot be resumed.
+    pub fn seal(&mut self) -> Result<Digest> {
         if let Some(size) = self.size
             && size != self.offset
         {
@@ -109,7 +117,6 @@ impl<'a> Writer<'a> {
         if let Some(want) = &self.expected
             && *want != got
         {
-            // Wrong bytes cannot be resumed.
             remove_file(&self.path)?;
             self.done = true;
             return Err(Error::Digest {
@@ -118,15 +125,25 @@ impl<'a> Writer<'a> {
                 got: got.to_string(),
             });
         }
-        self.file.sync_data().map_err(Error::io("flush", &self.object))?;
-        let blob = self.content.blob_path(&got)?;
+        Ok(got)
+    }
+
+    /// Gives a sealed blob its name. Its data must be on disk.
+    pub fn place(&mut self, digest: &Digest) -> Result<()> {
+        let blob = self.content.blob_path(digest)?;
         fs::rename(&self.path, &blob).map_err(Error::io("rename into place", blob.display()))?;
         self.done = true;
-        Ok(Descriptor::new(media_type, self.offset, got))
+        Ok(())
+    }
+
+    /// What an earlier writer left, from its beginning: [`Writer::offset`] bytes.
+    pub fn left(&self) -> Result<io::Take<File>> {
+        let file = File::open(&self.path).map_err(Error::io("open", self.path.display()))?;
+        Ok(file.take(self.offset))
     }
 
     /// Tells a broken size bound from an error of writing.
-    pub(super) fn refusal(&self, cause: io::Error, object: &str) -> Error {
+    pub(crate) fn refusal(&self, cause: io::Error, object: &str) -> Error {
         match (self.over, self.size) {
             (true, Some(limit)) => Error::TooBig {
                 object: object.into(),

@@ -1,0 +1,120 @@
+//! What of the image store may go: content that no root reaches, past a grace, or at once if its image was removed.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::Notify;
+
+use super::content;
+use super::images::{Images, Inner};
+use crate::error::Result;
+use crate::image::manifest::{self, Loaded};
+
+/// What an interrupted pull left is kept so long for the next one.
+const PARTIAL: Duration = Duration::from_secs(24 * 3600);
+
+/// What must stay.
+#[derive(Clone, Debug, Default)]
+pub struct Roots {
+    /// Digests of manifests and indexes.
+    pub manifests: BTreeSet<String>,
+    /// Chain IDs of layers, beside those of the manifests' images.
+    pub layers: BTreeSet<String>,
+}
+
+/// Content whose image was removed, and when: it waits for no grace, but for whoever has touched it since.
+#[derive(Debug, Default)]
+pub struct Released {
+    since: Mutex<HashMap<String, SystemTime>>,
+    bell: Notify,
+}
+
+impl Released {
+    /// What was released so far. Only what is still needed, by a container, is kept in mind for the next time.
+    fn still(&self, needed: &BTreeSet<String>) -> HashMap<String, SystemTime> {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = since.clone();
+        since.retain(|digest, _| needed.contains(digest));
+        all
+    }
+}
+
+impl Images {
+    /// An image's record goes, and with it perhaps the last need of its content.
+    pub async fn release(&self, manifest: &str) -> Result<()> {
+        let Some(image) = self.load(manifest).await? else {
+            return Ok(());
+        };
+        let released = &self.inner().released;
+        let mut since = released.since.lock().unwrap_or_else(PoisonError::into_inner);
+        for digest in content_of(&image).chain([manifest.to_owned()]) {
+            since.insert(digest, SystemTime::now());
+        }
+        released.bell.notify_one();
+        Ok(())
+    }
+
+    /// A container that may have been the last to need something is gone.
+    pub fn look_for_garbage(&self) {
+        self.inner().released.bell.notify_one();
+    }
+
+    /// Until something was released since the last call.
+    pub async fn released(&self) {
+        self.inner().released.bell.notified().await;
+    }
+
+    /// Removes what these roots do not reach, unless it is younger than `grace` or a pull in flight needs it. Answers
+    /// how many blobs and layers went.
+    pub async fn collect(&self, roots: Roots, grace: Duration) -> Result<usize> {
+        self.work("store", move |store| store.collect(roots, grace)).await
+    }
+}
+
+fn content_of(image: &Loaded) -> impl Iterator<Item = String> {
+    let blobs = image.blobs().map(|blob| blob.digest().to_string());
+    blobs.chain(image.chain_ids.iter().map(ToString::to_string))
+}
+
+impl Inner {
+    fn collect(&self, roots: Roots, grace: Duration) -> content::Result<usize> {
+        let mut needed = roots.layers;
+        for digest in &roots.manifests {
+            match manifest::by_digest(&self.content, digest) {
+                Ok(image) => needed.extend(content_of(&image)),
+                Err(content::Error::NotFound(_)) => {}
+                // What cannot be read keeps nothing; its image is fetched again or reported, by its own controller.
+                Err(e) => tracing::warn!(digest, "while collecting garbage: {e}"),
+            }
+        }
+        needed.extend(roots.manifests);
+        let released = self.released.still(&needed);
+        let over = |digest: &str, path: &Path| {
+            let touched = path.metadata().and_then(|meta| meta.modified()).ok();
+            touched.is_some_and(|at| {
+                let unwanted = released.get(digest).is_some_and(|since| at < *since);
+                unwanted || at.elapsed().is_ok_and(|age| age > grace)
+            })
+        };
+        let mut removed = 0;
+        for (digest, _) in self.content.list_blobs()? {
+            if !needed.contains(digest.as_ref()) && over(digest.as_ref(), &self.content.blob_path(&digest)?) {
+                let remove = || self.content.remove_blob(&digest);
+                removed += usize::from(self.pins.unless_pinned(digest.as_ref(), remove)?);
+            }
+        }
+        for (chain, _) in self.layers.list()? {
+            let place = self.layers.fs(&chain)?;
+            if !needed.contains(chain.as_ref()) && over(chain.as_ref(), place.parent().unwrap_or(&place)) {
+                let remove = || self.layers.remove(&chain);
+                removed += usize::from(self.pins.unless_pinned(chain.as_ref(), remove)?);
+            }
+        }
+        for partial in self.content.partials()? {
+            removed += usize::from(self.content.remove_partial(&partial, PARTIAL.max(grace))?);
+        }
+        Ok(removed)
+    }
+}

@@ -1,0 +1,356 @@
+//! Connections: a client per way of speaking (certificates, verification, proxy), and one request with its redirects.
+//!
+//! Redirects are followed here, not by the library: across hosts nothing goes along but what the wish itself is made
+//! of, neither an Authorization nor the headers of `hosts.toml` nor the client certificate.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
+use reqwest::{Client, Method, Request, Response, Url};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use super::error::plain;
+use super::hosts::{Endpoint, Tls, authority, is_loopback};
+
+/// Redirects of one request.
+const REDIRECTS: usize = 10;
+/// Clients that are kept.
+const CLIENTS: usize = 64;
+/// Bytes of a PEM file.
+const PEM_LIMIT: u64 = 4 << 20;
+
+/// Why there is no answer.
+#[derive(Clone, Debug)]
+pub enum Failure {
+    /// No connection, or it broke.
+    Transport(String),
+    /// Something of this node's configuration.
+    Setup(String),
+}
+
+impl Failure {
+    pub fn text(&self) -> &str {
+        match self {
+            Failure::Transport(text) | Failure::Setup(text) => text,
+        }
+    }
+
+    /// The innermost cause, without the URL, which may bear a signature.
+    pub fn of(error: reqwest::Error) -> Failure {
+        if error.is_timeout() {
+            return Failure::Transport("timed out".into());
+        }
+        let error = error.without_url();
+        let mut cause: &dyn std::error::Error = &error;
+        while let Some(inner) = cause.source() {
+            cause = inner;
+        }
+        let mut text = plain(&cause.to_string());
+        if text.contains("UnknownIssuer") {
+            text.push_str(" (name its authority as `ca` in the registry's hosts.toml)");
+        }
+        Failure::Transport(text)
+    }
+}
+
+/// What is sent, but for the credential.
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub method: Method,
+    pub url: Url,
+    pub headers: HeaderMap,
+    pub body: Body,
+}
+
+#[derive(Clone, Debug, Default)]
+pub enum Body {
+    #[default]
+    Empty,
+    Bytes(bytes::Bytes),
+    /// A file of this many bytes.
+    File(Arc<PathBuf>, u64),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    tls: Tls,
+    /// Of the files: modification time, inode, size.
+    stamps: Vec<(i64, i64, u64, u64)>,
+    dial_timeout: Duration,
+    /// Proxies are never asked for loopback.
+    direct: bool,
+    /// http alone: no roots are needed.
+    plain: bool,
+}
+
+/// The clients, made when they are first needed.
+#[derive(Default)]
+pub struct Transport {
+    clients: Mutex<HashMap<Key, Client>>,
+}
+
+impl Transport {
+    /// Sends a message to an endpoint and follows redirects of GET and HEAD. `window` bounds the wait for an answer.
+    pub async fn send(
+        &self,
+        endpoint: &Endpoint,
+        message: Message,
+        authorization: Option<&HeaderValue>,
+        window: Duration,
+    ) -> Result<Response, Failure> {
+        let follow = message.method == Method::GET || message.method == Method::HEAD;
+        let mut url = message.url.clone();
+        for _ in 0..REDIRECTS {
+            let at_home = url.origin() == endpoint.url.origin();
+            let mut headers = message.headers.clone();
+            if at_home {
+                for (name, value) in &endpoint.headers {
+                    headers.append(name, value.clone());
+                }
+                if let Some(value) = authorization {
+                    headers.insert(AUTHORIZATION, value.clone());
+                }
+            }
+            let client = self.client_for(endpoint, &url).await?;
+            let response = self.one(&client, &message, url.clone(), headers, window).await?;
+            if !follow || !response.status().is_redirection() {
+                return Ok(response);
+            }
+            url = redirected(&url, response.headers())?;
+        }
+        Err(Failure::Transport(format!("more than {REDIRECTS} redirects")))
+    }
+
+    async fn one(
+        &self,
+        client: &Client,
+        message: &Message,
+        url: Url,
+        headers: HeaderMap,
+        window: Duration,
+    ) -> Result<Response, Failure> {
+        let mut request = Request::new(message.method.clone(), url);
+        *request.headers_mut() = headers;
+        match &message.body {
+            Body::Empty => return waited(client.execute(request), window).await,
+            Body::Bytes(bytes) => *request.body_mut() = Some(bytes.clone().into()),
+            Body::File(path, size) => {
+                let file = tokio::fs::File::open(path.as_ref()).await;
+                let file = file.map_err(|e| Failure::Setup(format!("open {}: {e}", path.display())))?;
+                request
+                    .headers_mut()
+                    .insert(reqwest::header::CONTENT_LENGTH, HeaderValue::from(*size));
+                *request.body_mut() = Some(file.into());
+                // As long as it takes to send the file: the kernel's own time-outs watch the connection.
+                return client.execute(request).await.map_err(Failure::of);
+            }
+        }
+        waited(client.execute(request), window).await
+    }
+
+    /// The client to reach `url` with on behalf of an endpoint. Elsewhere the endpoint's authorities are trusted too,
+    /// but no certificate is shown, and what was left unverified only for being on this machine is verified.
+    pub async fn client_for(&self, endpoint: &Endpoint, url: &Url) -> Result<Client, Failure> {
+        let host = authority(url);
+        let mut tls = endpoint.tls.clone();
+        if url.origin() != endpoint.url.origin() {
+            tls.client = None;
+            tls.skip_verify = tls.skip_verify && (!endpoint.lax || is_loopback(&host));
+        }
+        let key = Key {
+            stamps: stamps(&tls),
+            tls,
+            dial_timeout: endpoint.dial_timeout,
+            direct: is_loopback(&host),
+            plain: url.scheme() == "http",
+        };
+        let lock = || self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = lock().get(&key) {
+            return Ok(client.clone());
+        }
+        // Reading the system's roots takes milliseconds.
+        let built = tokio::task::spawn_blocking({
+            let key = key.clone();
+            move || build(&key)
+        });
+        let client = built.await.map_err(|e| Failure::Setup(e.to_string()))??;
+        let mut clients = lock();
+        if clients.len() >= CLIENTS {
+            clients.clear();
+        }
+        Ok(clients.entry(key).or_insert(client).clone())
+    }
+}
+
+async fn waited(
+    answer: impl Future<Output = reqwest::Result<Response>>,
+    window: Duration,
+) -> Result<Response, Failure> {
+    match tokio::time::timeout(window, answer).await {
+        Ok(answer) => answer.map_err(Failure::of),
+        Err(_) => Err(Failure::Transport(format!("no answer within {} s", window.as_secs()))),
+    }
+}
+
+/// Where a redirect leads; never with a user and a password that the other side chose.
+fn redirected(from: &Url, headers: &HeaderMap) -> Result<Url, Failure> {
+    let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
+    let location = location.ok_or_else(|| Failure::Transport("a redirect that leads nowhere".into()))?;
+    resolve(from, location)
+}
+
+/// A `Location` against the URL that it was sent for.
+pub fn resolve(from: &Url, location: &str) -> Result<Url, Failure> {
+    let mut url = from
+        .join(location)
+        .map_err(|e| Failure::Transport(format!("a Location that is no URL: {e}")))?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err(Failure::Transport(format!(
+            "a Location with the scheme {}",
+            url.scheme()
+        )));
+    }
+    // They fail only for URLs without a host.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    Ok(url)
+}
+
+fn stamps(tls: &Tls) -> Vec<(i64, i64, u64, u64)> {
+    let client = tls
+        .client
+        .iter()
+        .flat_map(|(cert, key)| [Some(cert), key.as_ref()])
+        .flatten();
+    let stamp = |path: &PathBuf| match fs::metadata(path) {
+        Ok(meta) => (meta.mtime(), meta.mtime_nsec(), meta.ino(), meta.len()),
+        Err(_) => (0, 0, 0, 0),
+    };
+    tls.ca.iter().chain(client).map(stamp).collect()
+}
+
+fn build(key: &Key) -> Result<Client, Failure> {
+    let setup = |e: &dyn std::fmt::Display| Failure::Setup(e.to_string());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| setup(&e))?;
+    let config = if key.tls.skip_verify {
+        config
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+    } else {
+        config.with_root_certificates(roots(key)?)
+    };
+    let mut config = match &key.tls.client {
+        None => config.with_no_client_auth(),
+        Some((cert, file)) => {
+            let chain = certificates(cert)?;
+            let file = file.as_ref().unwrap_or(cert);
+            let private = PrivateKeyDer::from_pem_slice(&pem(file)?)
+                .map_err(|e| setup(&format!("{}: no private key in it: {e}", file.display())))?;
+            config
+                .with_client_auth_cert(chain, private)
+                .map_err(|e| setup(&format!("client certificate {}: {e}", cert.display())))?
+        }
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let mut builder = Client::builder()
+        .tls_backend_preconfigured(config)
+        .http1_only()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(key.dial_timeout)
+        .tcp_keepalive(Duration::from_secs(30))
+        .pool_idle_timeout(Duration::from_secs(60))
+        .pool_max_idle_per_host(4)
+        .referer(false)
+        .user_agent(concat!("reconcile/", env!("CARGO_PKG_VERSION")));
+    if key.direct {
+        builder = builder.no_proxy();
+    }
+    builder
+        .build()
+        .map_err(|e| Failure::Setup(Failure::of(e).text().to_owned()))
+}
+
+/// The system's authorities, and those of the endpoint.
+fn roots(key: &Key) -> Result<RootCertStore, Failure> {
+    let mut store = RootCertStore::empty();
+    if !key.plain {
+        let found = rustls_native_certs::load_native_certs();
+        store.add_parsable_certificates(found.certs);
+    }
+    for path in &key.tls.ca {
+        for certificate in certificates(path)? {
+            store
+                .add(certificate)
+                .map_err(|e| Failure::Setup(format!("{}: {e}", path.display())))?;
+        }
+    }
+    Ok(store)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem(path)?).collect();
+    match parsed {
+        Ok(all) if !all.is_empty() => Ok(all),
+        Ok(_) => Err(Failure::Setup(format!("{}: no certificate in it", path.display()))),
+        Err(e) => Err(Failure::Setup(format!("{}: {e}", path.display()))),
+    }
+}
+
+fn pem(path: &Path) -> Result<Vec<u8>, Failure> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(PEM_LIMIT).read_to_end(&mut bytes));
+    read.map_err(|e| Failure::Setup(format!("read {}: {e}", path.display())))?;
+    Ok(bytes)
+}
+
+/// Takes any certificate: `skip_verify`, and registries on loopback.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
