@@ -1,7 +1,7 @@
 //! The container runtime interface: both CRI services and the records service on one socket.
 //!
 //! ```text
-//!  request -> server.rs -> runtime/ images.rs records.rs      a line at the begin and the end of each mutating call, in the log
+//!  request -> server.rs -> runtime/ images.rs records.rs      a change is logged at its begin and its end
 //!                              |
 //!                    translate/ (pure)  proto -> wish, status -> proto
 //!                              |

@@ -20,6 +20,7 @@ pub mod leaks;
 pub mod nasty;
 pub mod node;
 pub mod pods;
+pub mod registry;
 pub mod scrub;
 pub mod tools;
 

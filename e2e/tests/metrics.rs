@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::client::within;
 use e2e::node::{Node, Options};
-use e2e::pods::{self, shell};
+use e2e::pods::shell;
 use e2e::v1::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;

@@ -118,7 +118,7 @@ async fn figures_are_the_kernels() -> Result<()> {
     let layer = first.writable_layer.context("a writable layer")?;
     let (bytes, inodes) = (number(layer.used_bytes), number(layer.inodes_used));
     assert!((8 << 20..10 << 20).contains(&bytes), "8 MiB with two names: {bytes}");
-    assert!(inodes >= 3 && inodes < 40, "{inodes}");
+    assert!((3..40).contains(&inodes), "{inodes}");
     let mountpoint = layer.fs_id.context("fs_id")?.mountpoint;
     assert!(node.root().starts_with(&mountpoint), "{mountpoint}");
 

@@ -1,4 +1,4 @@
-//! The metrics of pods, under cAdvisor's names and labels so that dashboards work; the CRI has whole numbers only. Pure.
+//! The metrics of pods, under cAdvisor's names and labels so that dashboards work; the CRI has whole numbers only.
 
 use state::usage::{Able, ContainerUsage, Detail, Disk, Interface, Pressure, SandboxUsage, Traffic};
 use state::{Container, PodSandbox};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde::Deserialize;
 use shim::api::{AttachRequest, ExecStreamRequest};
@@ -131,7 +132,11 @@ async fn connect(
     } else {
         &[]
     };
-    let outputs = async { tokio::join!(copy(output, &channels.stdout), copy(stderr, &channels.stderr)) };
+    let outputs = async {
+        tokio::join!(copy(output, &channels.stdout), copy(stderr, &channels.stderr));
+    };
+    // Asked again after its end.
+    let outputs = outputs.shared();
     let inputs = async {
         tokio::join!(
             feed(stdin.0, stdin.1, end),
@@ -140,11 +145,11 @@ async fn connect(
         // What the client ends by itself ends nothing else.
         std::future::pending::<()>().await;
     };
-    tokio::pin!(outputs, inputs);
+    tokio::pin!(inputs);
     let ended = tokio::select! {
         ended = live.ended() => ended,
         // The output may end long before the program.
-        ended = async { (&mut outputs).await; std::future::pending().await } => ended,
+        ended = async { outputs.clone().await; std::future::pending().await } => ended,
         () = &mut inputs => return None,
         () = limits.client.gone() => return None,
         () = activity.idle(limits.idle) => return Some(idle(limits.idle)),
@@ -156,7 +161,7 @@ async fn connect(
         Err(error) => Outcome::Failure(error.to_string()),
     };
     tokio::select! {
-        _ = drained(&mut outputs, activity) => Some(outcome),
+        _ = drained(outputs, activity) => Some(outcome),
         () = limits.client.gone() => None,
     }
 }
@@ -166,7 +171,7 @@ fn idle(limit: Duration) -> Outcome {
 }
 
 /// Until all output is passed on, or the client takes none of it.
-async fn drained<F: Future + Unpin>(outputs: &mut F, activity: &Activity) {
+async fn drained(outputs: impl Future, activity: &Activity) {
     tokio::select! { _ = outputs => {}, () = activity.idle(DRAIN) => {} }
 }
 

@@ -11,8 +11,10 @@ use futures::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::sync::{mpsc, watch};
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use super::channels::{Activity, Incoming, Link, Out, PIECE, QUEUE, Watcher};
 
@@ -109,7 +111,7 @@ where
             let sent = match out {
                 Out::Data(channel, bytes) => sink.send(encode(protocol, channel, &bytes)).await,
                 Out::Close => {
-                    let _ = sink.close().await;
+                    let _ = sink.send(goodbye()).await;
                     return;
                 }
                 // Channels end with the connection.
@@ -129,6 +131,14 @@ where
         writer,
     };
     (link, incoming)
+}
+
+/// An end as it should be; without the code clients take it for a failure.
+fn goodbye() -> Message {
+    Message::Close(Some(CloseFrame {
+        code: CloseCode::Normal,
+        reason: Utf8Bytes::from_static(""),
+    }))
 }
 
 fn decode(protocol: Protocol, mut message: Bytes) -> Option<(u32, Bytes)> {
@@ -181,7 +191,7 @@ where
                     }
                 }
             }
-            sink.close().await.map_err(io::Error::other)
+            sink.send(goodbye()).await.map_err(io::Error::other)
         };
         if let (Err(error), _) | (_, Err(error)) = tokio::join!(inward, outward) {
             tracing::debug!(%error, "tunnel ended");

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use cri::records::v1;
 use cri::records::v1::records_client::RecordsClient;
 use cri::runtime::v1::runtime_service_client::RuntimeServiceClient;
+use cri::runtime::v1::{AttachRequest, ExecRequest, ExecSyncRequest, ExecSyncResponse, PortForwardRequest};
 use cri::runtime::v1::{ContainerEventResponse, ContainerStats, GetEventsRequest, StreamContainerStatsRequest};
-use cri::runtime::v1::{ExecSyncRequest, ExecSyncResponse};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
@@ -194,6 +194,44 @@ impl Client {
             .await
             .map_err(said)?
             .into_inner())
+    }
+}
+
+impl Client {
+    /// Where a program in a container can be started with streams of its own.
+    pub async fn exec_url(&self, container: &str, command: Vec<String>, stdin: bool, tty: bool) -> Result<String> {
+        let request = ExecRequest {
+            container_id: container.to_owned(),
+            cmd: command,
+            tty,
+            stdin,
+            stdout: true,
+            stderr: !tty,
+        };
+        Ok(self.runtime.clone().exec(request).await.map_err(said)?.into_inner().url)
+    }
+
+    /// Where the streams of a container's first process can be opened.
+    pub async fn attach_url(&self, container: &str, stdin: bool, tty: bool) -> Result<String> {
+        let request = AttachRequest {
+            container_id: container.to_owned(),
+            stdin,
+            tty,
+            stdout: true,
+            stderr: !tty,
+        };
+        let answer = self.runtime.clone().attach(request).await.map_err(said)?;
+        Ok(answer.into_inner().url)
+    }
+
+    /// Where connections to ports in a sandbox can be opened.
+    pub async fn port_forward_url(&self, sandbox: &str, ports: Vec<u16>) -> Result<String> {
+        let request = PortForwardRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            port: ports.into_iter().map(i32::from).collect(),
+        };
+        let answer = self.runtime.clone().port_forward(request).await.map_err(said)?;
+        Ok(answer.into_inner().url)
     }
 }
 

@@ -51,6 +51,16 @@ pub async fn find(
     }
 }
 
+/// The first of [`find`] that runs, else its first.
+pub async fn running(client: &Client, target: &str, container: Option<&str>, namespace: Option<&str>) -> Result<Value> {
+    let mut found = find(client, target, container, namespace).await?;
+    let running = found.iter().position(|c| c["status"]["phase"] == "Running");
+    match found.is_empty() {
+        true => bail!("{target} has no container"),
+        false => Ok(found.swap_remove(running.unwrap_or(0))),
+    }
+}
+
 fn uid(record: &Value) -> String {
     text(&record["metadata"]["uid"]).to_owned()
 }

@@ -1,6 +1,7 @@
 //! `reconcile images`: pull, import, list and remove images.
 
 mod check;
+mod explain;
 mod export;
 pub mod find;
 mod import;
@@ -82,6 +83,8 @@ enum Command {
     Check(check::Check),
     /// Show what layers take on the disk, and who uses them
     Usage(usage::Usage),
+    /// Show which endpoints serve a reference, in order, and where each setting was made
+    Explain(explain::Explain),
 }
 
 pub async fn run(global: &Global, args: &Images) -> Result<ExitCode> {
@@ -108,6 +111,7 @@ pub async fn run(global: &Global, args: &Images) -> Result<ExitCode> {
             session.close().await?;
             imported.map(|()| ExitCode::SUCCESS)
         }
+        Command::Explain(args) => explain::run(global, args),
         Command::Rm { references } => {
             let session = Session::open(global, Need::Act).await?;
             let removed = remove::remove(&session.client, references).await;

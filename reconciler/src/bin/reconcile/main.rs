@@ -1,6 +1,7 @@
 //! The program `reconcile`.
 
 mod apply;
+mod attach;
 mod client;
 mod completion;
 mod config;
@@ -10,6 +11,7 @@ mod describe;
 mod documents;
 mod events;
 mod exec;
+mod forward;
 mod get;
 mod images;
 mod kinds;
@@ -24,6 +26,7 @@ mod run;
 mod serve;
 mod snapshots;
 mod stats;
+mod stream;
 mod tail;
 mod verdict;
 
@@ -64,6 +67,10 @@ enum Command {
     Logs(logs::Logs),
     /// Run a program in a running container
     Exec(exec::Exec),
+    /// Put this terminal on a running container
+    Attach(attach::Attach),
+    /// Forward local ports to a pod
+    PortForward(forward::Forward),
     /// Show what running containers use
     Stats(stats::Stats),
     /// Show what happened to pods and containers
@@ -129,6 +136,8 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Delete(args)) => delete::run(global, args).await,
         Some(Command::Logs(args)) => logs::run(global, args).await,
         Some(Command::Exec(args)) => exec::run(global, args).await,
+        Some(Command::Attach(args)) => attach::run(global, args).await,
+        Some(Command::PortForward(args)) => forward::run(global, args).await,
         Some(Command::Stats(args)) => stats::run(global, args).await,
         Some(Command::Events(args)) => events::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,

@@ -38,7 +38,7 @@ pub struct Flags {
     /// Who gives pods their network [default: auto]
     #[arg(long, global = true, value_enum, env = "RECONCILE_NETWORK")]
     network: Option<Network>,
-    /// Serve metrics for Prometheus there: a loopback address such as 127.0.0.1:9180, or unix:///PATH [default: nowhere]
+    /// Serve metrics for Prometheus: a loopback address such as 127.0.0.1:9180, or unix:///PATH [default: nowhere]
     #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_METRICS")]
     metrics: Option<metrics::Address>,
 }

@@ -7,6 +7,7 @@ use oci_spec::image::MediaType;
 use serde_json::json;
 
 use super::super::archive::{Imported, import};
+use super::super::content::Content;
 use super::super::mounts::detached;
 use super::super::passwd::{UserRequest, lookup};
 use super::super::unpack::tests::{Layer, Mounted, assert_same, census, diff_id};

@@ -84,6 +84,15 @@ enum Kind {
     Other,
 }
 
+/// Whether another endpoint is left to be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    Yes,
+    /// The same host by another scheme, of use only if this one is not spoken.
+    IfItAnswers,
+    No,
+}
+
 struct Miss {
     kind: Kind,
     answers: Vec<Answer>,
@@ -133,19 +142,36 @@ impl Registry {
 
     /// Asks the targets from the given one on until one answers.
     pub(super) async fn ask(&self, access: &Access, targets: &[Target], from: usize, wish: &Wish) -> Result<Reply> {
-        let mut misses = Vec::new();
+        let mut misses: Vec<Miss> = Vec::new();
+        // The one whose scheme was guessed, and guessed right: its other scheme need not be tried.
+        let mut settled: Option<&Endpoint> = None;
         for (index, target) in targets.iter().enumerate().skip(from) {
-            let last = index + 1 == targets.len();
+            let twin =
+                |other: &Endpoint| other.guess && target.endpoint.guess && other.host() == target.endpoint.host();
+            if settled.is_some_and(twin) {
+                continue;
+            }
+            let rest = &targets[index + 1..];
+            let last = if rest.is_empty() {
+                Last::Yes
+            } else if rest.iter().all(|other| twin(&other.endpoint)) {
+                Last::IfItAnswers
+            } else {
+                Last::No
+            };
             match self.insist(access, target, wish, last).await {
                 Ok(response) => return Ok(Reply { index, response }),
-                Err(miss) => misses.push(miss),
+                Err(miss) => {
+                    settled = (miss.kind != Kind::Transport).then_some(&target.endpoint);
+                    misses.push(miss);
+                }
             }
         }
         Err(verdict(&wish.object, misses))
     }
 
     /// One endpoint, as often as its answers are worth it.
-    async fn insist(&self, access: &Access, target: &Target, wish: &Wish, last: bool) -> Result<Response, Miss> {
+    async fn insist(&self, access: &Access, target: &Target, wish: &Wish, last: Last) -> Result<Response, Miss> {
         let mut before = None;
         for attempt in 1.. {
             let miss = match self.every_credential(access, target, wish).await {
@@ -157,11 +183,11 @@ impl Registry {
                 _ if wish.once => return Err(miss),
                 Kind::Busy(after) if attempt < ATTEMPTS => after.unwrap_or(back_off).min(PATIENCE),
                 // The same status twice will come a third time.
-                Kind::Server(status) if last && attempt < ATTEMPTS && before != Some(status) => {
+                Kind::Server(status) if last != Last::No && attempt < ATTEMPTS && before != Some(status) => {
                     before = Some(status);
                     back_off
                 }
-                Kind::Transport if last && attempt < 3 => Duration::from_millis(50),
+                Kind::Transport if last == Last::Yes && attempt < 3 => Duration::from_millis(50),
                 _ => return Err(miss),
             };
             tokio::time::sleep(pause).await;
@@ -317,7 +343,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// `/v2/<path>/<tail>` at an endpoint, with the registry's name where the host has another.
-fn url_at(endpoint: &Endpoint, access: &Access, tail: &str) -> Url {
+pub(super) fn url_at(endpoint: &Endpoint, access: &Access, tail: &str) -> Url {
     let mut url = endpoint.url.clone();
     let base = url.path().trim_end_matches('/').to_owned();
     url.set_path(&format!("{base}/{}/{tail}", access.reference.path()));
@@ -366,7 +392,8 @@ fn answer_of(target: &Target, source: Option<String>, said: String, held: &[&Cre
 
 /// The most telling failure: a refusal over absence over configuration over an unreachable host.
 fn verdict(object: &str, mut misses: Vec<Miss>) -> Error {
-    if misses.iter().any(|miss| !miss.guess) {
+    // Where plain http only met a complaint (it may be for want of TLS), what https met tells more.
+    if misses.iter().any(|miss| !miss.guess && miss.kind != Kind::Other) {
         misses.retain(|miss| !miss.guess);
     }
     let any = |wanted: fn(&Kind) -> bool| misses.iter().any(|miss| wanted(&miss.kind));

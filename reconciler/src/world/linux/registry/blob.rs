@@ -15,7 +15,7 @@ use super::meter::Meter;
 use super::transport::Failure;
 use super::{Access, Registry};
 
-/// Connections in a row that bring nothing.
+/// New connections in a row that bring nothing.
 const BARREN: u32 = 3;
 /// How long an end is waited for once every byte is here.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -268,7 +268,7 @@ impl Blob {
             source: None,
             said,
         });
-        if self.barren < BARREN {
+        if self.barren <= BARREN {
             return Ok(());
         }
         let failure = Error::Unreachable {

@@ -82,8 +82,8 @@ impl fmt::Debug for AuthConfig {
 }
 
 impl Credential {
-    /// Out of a CRI `AuthConfig`: user and password before identity token before `auth` before registry token. `None` if
-    /// all of them are empty; an error if `auth` is not what it should be.
+    /// Out of a CRI `AuthConfig`: user and password before identity token before `auth` before registry token. `None`
+    /// if all of them are empty; an error if `auth` is not what it should be.
     pub fn from_auth_config(source: &str, config: &AuthConfig) -> Result<Option<Credential>> {
         let kind = if !config.username.is_empty() {
             CredentialKind::Basic {
@@ -249,7 +249,7 @@ impl DockerConfig {
             .iter()
             .filter_map(|(key, config)| Some((weight(key, reference)?, key, config)))
             .collect();
-        matching.sort_by(|a, b| b.0.cmp(&a.0));
+        matching.sort_by_key(|(weight, ..)| std::cmp::Reverse(*weight));
         for (_, key, config) in matching {
             match Credential::from_auth_config(name, config) {
                 Ok(Some(credential)) => found.push(Credential {

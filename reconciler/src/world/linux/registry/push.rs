@@ -9,7 +9,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue, LOCATION};
 use reqwest::{Method, StatusCode};
 use sha2::{Digest as _, Sha256};
 
-use super::ask::{Need, Target, Wish};
+use super::ask::{Need, Target, Wish, url_at};
 use super::error::{Error, Result};
 use super::transport::{Body, resolve};
 use super::{Access, Registry};
@@ -31,12 +31,13 @@ impl Registry {
             return Ok(false);
         }
         let body = Body::File(Arc::new(file.to_owned()), descriptor.size());
-        let uploads = self.push_targets(access, "blobs/uploads/").await?;
-        let upload = uploads
-            .get(reply.index)
-            .ok_or_else(|| Error::setup(&object, "hosts.toml changed meanwhile"))?;
+        let endpoint = targets[reply.index].endpoint.clone();
+        let upload = Target {
+            url: url_at(&endpoint, access, "blobs/uploads/"),
+            endpoint,
+        };
         for attempt in 1.. {
-            match self.upload(access, upload, &object, descriptor, body.clone()).await {
+            match self.upload(access, &upload, &object, descriptor, body.clone()).await {
                 Err(Error::Unreachable { .. }) if attempt < ATTEMPTS => {}
                 other => return other.map(|()| true),
             }

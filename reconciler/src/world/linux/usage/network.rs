@@ -46,9 +46,9 @@ mod tests {
 
     #[test]
     fn reads_every_interface_but_lo() {
-        let text = "Inter-|   Receive                            |  Transmit\n face |bytes    packets errs drop fifo frame \
-                    compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    lo:   30410     340 \
-                    0 0 0 0 0 0    30410     340 0 0 0 0 0 0\n  eth0: 522 20 1 2 0 0 0 0 134 13 3 4 0 0 0 0\n";
+        let text = "Inter-|   Receive         |  Transmit\n face |bytes    packets errs drop|bytes packets\n    \
+                    lo:   30410     340 0 0 0 0 0 0    30410     340 0 0 0 0 0 0\n  \
+                    eth0: 522 20 1 2 0 0 0 0 134 13 3 4 0 0 0 0\n";
         let found = parse(text);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name, "eth0");

@@ -161,7 +161,8 @@ mod tests {
             pids: dir("pids"),
             blkio: PathBuf::new(),
         };
-        let stat = "swap 1\nhierarchical_memory_limit 1000\nhierarchical_memsw_limit 1500\ntotal_cache 300\ntotal_rss 100\n\
+        let stat = "swap 1\nhierarchical_memory_limit 1000\nhierarchical_memsw_limit 1500\n\
+                    total_cache 300\ntotal_rss 100\n\
                     total_swap 20\ntotal_pgfault 7\npgfault 6\ntotal_inactive_file 50\n";
         for (dir, file, text) in [
             (&dirs.memory, "memory.stat", stat),

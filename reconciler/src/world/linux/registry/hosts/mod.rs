@@ -1,8 +1,8 @@
 //! Which endpoints serve a registry, in which order and how each is spoken to: `certs.d` directories with `hosts.toml`,
 //! as containerd has them, or certificates alone, as Docker has them; else the registry itself.
 //!
-//! For a host with a port `host_port_`, `host:port` and `_default` are looked for in each root; the first directory that
-//! is there decides alone.
+//! For a host with a port `host_port_`, `host:port` and `_default` are looked for in each root; the first directory
+//! that is there decides alone.
 
 pub(super) mod file;
 #[cfg(test)]
