@@ -189,7 +189,7 @@ async fn the_default_apparmor_profile_where_there_is_apparmor() -> Result<()> {
     node.busybox().await?;
     let pod = sandbox(&node, "apparmor", false).await?;
     let script = "cat /proc/self/attr/current; mount -t tmpfs x /tmp 2>/dev/null || echo no mount; \
-                  echo 1 > /proc/sys/kernel/panic 2>/dev/null || echo no setting; echo x > /file && cat /file";
+                  (echo 1 > /proc/sys/kernel/panic) 2>/dev/null || echo no setting; echo x > /file && cat /file";
     for profile in [None, Some(SecurityProfile::default())] {
         let name = format!("c{}", profile.is_some());
         let mut config = shell(&name, script);
