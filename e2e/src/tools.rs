@@ -44,8 +44,8 @@ pub fn built(name: &str) -> Result<PathBuf> {
         .with_context(|| format!("{name} is not built: run `cargo build --release` first"))
 }
 
-/// A Go program of the module `conformance`, built into the user's cache if the module is newer. Without Go the test prints
-/// SKIPPED.
+/// A Go program of the module `conformance`, built into the user's cache if the module is newer. Without Go the test
+/// prints SKIPPED.
 pub fn go_program(name: &str, package: &str) -> Result<Option<PathBuf>> {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock();

@@ -168,7 +168,7 @@ async fn names_merge_move_and_go() -> Result<()> {
     hub.push(&other, "names/a:1", &[])?;
     assert_eq!(node.cri.pull(&one).await?, other_id);
     let image = node.cri.image(&id).await?.context("the first image is still here")?;
-    assert_eq!(image.repo_tags, [two.clone()]);
+    assert_eq!(image.repo_tags, std::slice::from_ref(&two));
     assert_eq!(image.repo_digests.len(), 2, "{image:?}");
     assert_eq!(node.cri.image(&one).await?.context("the tag")?.id, other_id);
     node.crash().await?;

@@ -12,7 +12,7 @@ use e2e::tools;
 use e2e::v1::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdout, Command};
 use tonic::Code;
 
 const FOREVER: &str = "while :; do sleep 100000; done";
@@ -107,30 +107,32 @@ async fn there(node: &Node, word: &str) -> Result<()> {
 async fn exec_over_every_protocol() -> Result<()> {
     let Some(program) = program().await? else { return Ok(()) };
     let (node, _, id) = running(shell("c", FOREVER)).await?;
-    let script = "cat; echo err >&2; exit 7";
-    for protocol in [
-        "spdy",
-        "websocket",
-        "v4.channel.k8s.io",
-        "v3.channel.k8s.io",
-        "v2.channel.k8s.io",
-        "channel.k8s.io",
+    let words = "stdin stdout stderr";
+    let command = ["/bin/sh", "-c", "cat; echo err >&2; exit 7"];
+    for (protocol, code) in [
+        ("spdy", 7),
+        ("websocket", 7),
+        ("v4.channel.k8s.io", 7),
+        ("v3.channel.k8s.io", 125),
+        ("v2.channel.k8s.io", 125),
     ] {
-        // Without a close signal (v5, SPDY) a WebSocket could not end stdin; all of these have it.
-        let words = "stdin stdout stderr";
-        let url = exec_url(&node, &id, words, &["/bin/sh", "-c", script]).await?;
+        let url = exec_url(&node, &id, words, &command).await?;
         let out = finish(client(&program, "exec", &url, protocol, words)?, b"in\n").await?;
         assert_eq!(out.stdout, b"in\n", "{protocol}: {}", shown(&out));
         assert!(out.stderr.starts_with(b"err\n"), "{protocol}: {}", shown(&out));
-        let has_code = ["spdy", "websocket", "v4.channel.k8s.io"].contains(&protocol);
-        let code = if has_code { 7 } else { 125 };
         assert_eq!(out.status.code(), Some(code), "{protocol}: {}", shown(&out));
-        assert!(
-            has_code || shown(&out).contains("exit status 7"),
-            "{protocol}: {}",
-            shown(&out)
-        );
+        let is_told = code == 7 || shown(&out).contains("exit status 7");
+        assert!(is_told, "{protocol}: {}", shown(&out));
     }
+    // The first protocol's client never ends its stdin, and may not wait for the error.
+    let url = exec_url(&node, &id, "stdout stderr", &["echo", "old"]).await?;
+    let out = finish(client(&program, "exec", &url, "channel.k8s.io", "stdout stderr")?, b"").await?;
+    assert_eq!(
+        (out.stdout.as_slice(), out.status.code()),
+        (&b"old\n"[..], Some(0)),
+        "{}",
+        shown(&out)
+    );
     for protocol in ["spdy", "websocket"] {
         let words = "stdin stdout stderr";
         let url = exec_url(
@@ -177,7 +179,7 @@ async fn attach_talks_to_the_first_process_and_ends_with_it() -> Result<()> {
     let Some(program) = program().await? else { return Ok(()) };
     let mut config = pods::container("c", pods::BUSYBOX, &["/bin/sh"]);
     (config.stdin, config.stdin_once) = (true, true);
-    let (node, sandbox, id) = running(config.clone()).await?;
+    let (node, _, id) = running(config).await?;
     let words = "stdin stdout stderr";
     let url = attach_url(&node, &id, words).await?;
     let out = finish(client(&program, "attach", &url, "spdy", words)?, b"echo -n hello\n").await?;
@@ -227,7 +229,6 @@ async fn attach_talks_to_the_first_process_and_ends_with_it() -> Result<()> {
             }
         }
     }
-    let _ = sandbox;
     node.finish().await
 }
 
@@ -456,8 +457,8 @@ async fn fetch(address: &str, request: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The first line a program prints.
-async fn first_line(child: &mut Child) -> Result<String> {
+/// The first line a program prints, and where it prints more.
+async fn first_line(child: &mut Child) -> Result<(String, ChildStdout)> {
     let mut stdout = child.stdout.take().context("stdout")?;
     let mut line = Vec::new();
     let read = async {
@@ -470,7 +471,7 @@ async fn first_line(child: &mut Child) -> Result<String> {
     };
     let read = tokio::time::timeout(Duration::from_secs(20), read).await;
     read.context("no line within 20 s")??;
-    Ok(String::from_utf8(line)?)
+    Ok((String::from_utf8(line)?, stdout))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -481,7 +482,7 @@ async fn ports_inside_a_pod_are_reached_through_every_transport() -> Result<()> 
     let pod = node.pod("ports");
     let sandbox = node.cri.run_sandbox(&pod).await?;
     // Answers 1.5 s after the client has said all: a half-close must reach it, and leave the way back open.
-    let script = "nc -lk -p 8081 -e /bin/sh -c 'n=$(wc -c); sleep 1.5; echo counted $n'";
+    let script = "nc -ll -p 8081 -e /bin/sh -c 'n=$(wc -c); sleep 1.5; echo counted $n'";
     node.cri
         .launch(&sandbox, &pod, &pods::container("web", pods::HELLO, &[]))
         .await?;
@@ -507,7 +508,7 @@ async fn ports_inside_a_pod_are_reached_through_every_transport() -> Result<()> 
     };
     for protocol in ["spdy", "websocket"] {
         let mut web = client(&program, "forward", &url(8080).await?, protocol, "8080")?;
-        let address = first_line(&mut web).await?;
+        let (address, _open) = first_line(&mut web).await?;
         let get = "GET / HTTP/1.0\r\n\r\n";
         let fetched = futures::future::join_all((0..20).map(|_| fetch(&address, get))).await;
         for text in fetched {
@@ -517,11 +518,11 @@ async fn ports_inside_a_pod_are_reached_through_every_transport() -> Result<()> 
             );
         }
         let mut count = client(&program, "forward", &url(8081).await?, protocol, "8081")?;
-        let address = first_line(&mut count).await?;
+        let (address, _open) = first_line(&mut count).await?;
         let text = fetch(&address, "12345").await?;
         assert_eq!(text, "counted 5\n", "{protocol}");
         let mut closed = client(&program, "forward", &url(9).await?, protocol, "9")?;
-        let address = first_line(&mut closed).await?;
+        let (address, _open) = first_line(&mut closed).await?;
         assert_eq!(fetch(&address, "x").await.unwrap_or_default(), "");
         let out = finish(closed, b"").await?;
         assert!(shown(&out).contains("port 9 in the pod"), "{protocol}: {}", shown(&out));
@@ -530,7 +531,7 @@ async fn ports_inside_a_pod_are_reached_through_every_transport() -> Result<()> 
     }
     let mut lost = client(&program, "forward", &url(8080).await?, "spdy", "8080")?;
     let input = lost.stdin.take();
-    first_line(&mut lost).await?;
+    let _open = first_line(&mut lost).await?;
     node.cri.stop_sandbox(&sandbox).await?;
     let status = tokio::time::timeout(Duration::from_secs(10), lost.wait()).await;
     assert!(!status.context("it goes on without its pod")??.success());
@@ -593,7 +594,6 @@ async fn crictl_execs_attaches_and_forwards() -> Result<()> {
     let out = tokio::time::timeout(Duration::from_secs(20), attached.wait_with_output()).await??;
     assert_eq!(out.stdout, b"got end\n", "{}", shown(&out));
     // A server on the host's network, forwarded from the host's network.
-    let pod = pods::host_network(node.pod("web"));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();
     tokio::spawn(async move {
@@ -601,7 +601,6 @@ async fn crictl_execs_attaches_and_forwards() -> Result<()> {
             let _ = stream.write_all(b"from the host").await;
         }
     });
-    let _ = pod;
     let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut forward = crictl(&["port-forward", &sandbox, &format!("{free}:{port}")])?;
     let text = e2e::eventually(Duration::from_secs(20), async || {
@@ -614,5 +613,116 @@ async fn crictl_execs_attaches_and_forwards() -> Result<()> {
     .await?;
     assert_eq!(text, "from the host");
     forward.start_kill()?;
+    node.finish().await
+}
+
+/// Runs a command line on a terminal of its own, typing `input` once `after` was shown.
+async fn on_a_terminal(line: &str, after: &str, input: &[u8]) -> Result<Output> {
+    let mut script = Command::new("script");
+    script.args(["-qefc", &format!("stty rows 33 cols 77; {line}"), "/dev/null"]);
+    script.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    let mut child = script.spawn().context("script, of bsdutils")?;
+    let mut stdin = child.stdin.take().context("stdin")?;
+    let mut stdout = child.stdout.take().context("stdout")?;
+    let mut shown = Vec::new();
+    let talk = async {
+        let mut is_typed = false;
+        let mut piece = [0; 4096];
+        loop {
+            let len = stdout.read(&mut piece).await?;
+            if len == 0 {
+                return anyhow::Ok(child.wait().await?);
+            }
+            shown.extend(&piece[..len]);
+            if !is_typed && String::from_utf8_lossy(&shown).contains(after) {
+                is_typed = true;
+                stdin.write_all(input).await?;
+            }
+        }
+    };
+    let status = tokio::time::timeout(Duration::from_secs(30), talk).await;
+    let text = String::from_utf8_lossy(&shown).into_owned();
+    Ok(Output {
+        status: status.with_context(|| format!("`{line}` did not end: {text:?}"))??,
+        stdout: shown,
+        stderr: Vec::new(),
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_has_a_terminal_and_ports() -> Result<()> {
+    let mut config = shell(
+        "c",
+        "while read line; do echo \"got $line\"; [ $line = end ] && exit; done",
+    );
+    (config.stdin, config.tty) = (true, true);
+    let (node, _, id) = running(config).await?;
+    let reconcile = |args: &[&str]| -> Result<String> {
+        let command = node.command(args)?;
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        Ok(words
+            .map(|word| format!("'{}'", word.to_string_lossy()))
+            .collect::<Vec<_>>()
+            .join(" "))
+    };
+    let mut piped = Command::from(node.command(&["exec", "-i", &id, "--", "sh", "-c", "cat; echo e >&2; exit 9"])?);
+    piped
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let out = finish(piped.spawn()?, b"through\n").await?;
+    assert_eq!(
+        (out.stdout.as_slice(), out.status.code()),
+        (&b"through\n"[..], Some(9)),
+        "{}",
+        shown(&out)
+    );
+    assert_eq!(out.stderr, b"e\n");
+    let missing = node.reconcile(&["exec", &id, "--", "no-such-program"]).await?;
+    assert_eq!(missing.status.code(), Some(1), "{}", shown(&missing));
+
+    let ask = "until [ \"$(stty size)\" = \"33 77\" ]; do sleep 0.05; done; stty size; read word; echo [$word]; exit 6";
+    let line = reconcile(&["exec", "-it", &id, "--", "sh", "-c", ask])?;
+    let out = on_a_terminal(&line, "33 77", b"typed\r").await?;
+    assert!(shown(&out).contains("[typed]"), "{}", shown(&out));
+    assert_eq!(out.status.code(), Some(6), "{}", shown(&out));
+
+    let line = format!("{}; echo detached", reconcile(&["attach", "-it", &id])?);
+    let out = on_a_terminal(
+        &format!("(sleep 2; echo ready >&2) & {line}"),
+        "ready",
+        b"one\r\x10\x11",
+    )
+    .await?;
+    assert!(shown(&out).contains("detached"), "{}", shown(&out));
+    let state = node.cri.container(&id).await?.state();
+    assert_eq!(state, ContainerState::ContainerRunning, "it goes on");
+    let mut attached = Command::from(node.command(&["attach", "-i", &id])?);
+    attached
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let out = finish(attached.spawn()?, b"end\n").await?;
+    assert!(shown(&out).contains("got end"), "{}", shown(&out));
+
+    let pod = node.pod("web");
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    node.cri
+        .launch(&sandbox, &pod, &pods::container("web", pods::HELLO, &[]))
+        .await?;
+    let mut forward = Command::from(node.command(&["port-forward", "web", ":8080"])?);
+    let mut forward = forward
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let (line, _open) = first_line(&mut forward).await?;
+    let address = line.split(' ').nth(2).with_context(|| line.clone())?.to_owned();
+    let text = fetch(&address, "GET / HTTP/1.0\r\n\r\n").await?;
+    assert!(text.contains("200 OK"), "{text}");
+    node.cri.stop_sandbox(&sandbox).await?;
+    let out = tokio::time::timeout(Duration::from_secs(10), forward.wait_with_output()).await??;
+    assert_eq!(out.status.code(), Some(1), "{}", shown(&out));
+    assert!(shown(&out).contains("lost connection to pod web"), "{}", shown(&out));
     node.finish().await
 }

@@ -1,7 +1,7 @@
 //! Who follows a container's output live, and writes its stdin.
 //!
-//! Each gets the reading ends of pipes of its own: what it has not read yet is in there, not in the shim. One whose pipe
-//! is full is cut off, so nobody ever waits for it: not the container, not the log, not the others.
+//! Each gets the reading ends of pipes of its own: what it has not read yet is in there, not in the shim. One whose
+//! pipe is full is cut off, so nobody ever waits for it: not the container, not the log, not the others.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -123,8 +123,8 @@ pub fn send(to: RawFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
     };
     let mut control = [0u64; 4];
     let size = size_of_val(fds) as u32;
-    // SAFETY: all zero is a valid msghdr; what it points to outlives the call, and the one control message (16 bytes and
-    // four descriptors at most) fits the 32 aligned bytes.
+    // SAFETY: all zero is a valid msghdr; what it points to outlives the call, and the one control message (16 bytes
+    // and four descriptors at most) fits the 32 aligned bytes.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;

@@ -60,10 +60,13 @@ impl Stage<ContainerKind> for Rootfs {
         if user.is_some() {
             lets_through(&target)?;
         }
+        let overlay = cx.world.overlay.is_ok();
         tokio::task::spawn_blocking(move || {
             let (upper, work) = (own.join("upper"), own.join("work"));
-            let Some(user) = user else {
-                return mounts::mount_rootfs(&lower, &upper, &work, &target);
+            let user = match (user, overlay) {
+                (Some(user), _) => user,
+                (None, true) => return mounts::mount_rootfs(&lower, &upper, &work, &target),
+                (None, false) => return mounts::mount_copy(&lower, &upper, &target),
             };
             let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
             let pin = std::fs::File::open(&user.path).map_err(content::Error::io("open", user.path.display()))?;

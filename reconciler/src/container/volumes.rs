@@ -12,7 +12,7 @@ use super::{Stand, dir};
 use crate::engine::Context;
 use crate::error::{Error, Result};
 use crate::world::linux::content;
-use crate::world::linux::{copy, images, mounts};
+use crate::world::linux::{images, mounts, seed};
 use crate::world::paths::make_dir;
 
 /// Most volumes of one image.
@@ -56,7 +56,7 @@ pub async fn ensure(cx: &Context, object: &Container, stand: &Stand) -> Result<B
             if !target.is_dir() {
                 let gone = fs::remove_dir_all(&half);
                 gone.or_else(absent).map_err(failed)?;
-                if !copy::tree(view.as_fd(), Path::new(&path), &half).map_err(failed)? {
+                if !seed::tree(view.as_fd(), Path::new(&path), &half).map_err(failed)? {
                     continue;
                 }
                 fs::rename(&half, &target).map_err(failed)?;

@@ -70,8 +70,18 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Pull>) -> Result<Next> {
     };
     status.outcome = Some(outcome);
     status.finished_at = cx.world.clock.now_ns();
+    let restored = matches!(&status.outcome, Some(PullOutcome::Done { .. })) && of_image(object);
     cx.store.set_status::<PullKind>(object.uid(), status);
+    if restored {
+        // Its image looks again and finds all there; nobody else asks.
+        cx.store.delete::<PullKind>(object.uid()).await?;
+    }
     Ok(Next::Await)
+}
+
+/// Is it an Image's own, to bring back what it lost?
+fn of_image(object: &Pull) -> bool {
+    object.meta.owner.as_ref().is_some_and(|o| o.kind == ImageKind::KIND)
 }
 
 async fn run(cx: &Context, object: &Pull, progress: &Arc<Progress>) -> PullOutcome {
@@ -101,7 +111,15 @@ async fn run(cx: &Context, object: &Pull, progress: &Arc<Progress>) -> PullOutco
             tracing::info!(image = %access.reference, digest, id, ms, "pulled");
             PullOutcome::Done { id, digest }
         }
-        Err(e) => failed(PullFailure::Failed, e.to_string()),
+        Err(e) => {
+            let full = matches!(e, Error::State(state::Error::Full { .. })) || e.reason() == "NoSpace";
+            let why = if full {
+                PullFailure::NoSpace
+            } else {
+                PullFailure::Failed
+            };
+            failed(why, e.to_string())
+        }
     }
 }
 
@@ -165,8 +183,7 @@ async fn credentials(spec: &PullSpec, reference: &Reference) -> Result<Vec<Crede
 /// the Image that asked, its own record is enough.
 async fn record(cx: &Context, object: &Pull, reference: &Reference, pulled: &Pulled) -> Result<String> {
     let digest = pulled.digest.to_string();
-    let own = object.meta.owner.as_ref().filter(|o| o.kind == ImageKind::KIND);
-    if let Some(owner) = own {
+    if let Some(owner) = object.meta.owner.as_ref().filter(|_| of_image(object)) {
         let wanted = digest.clone();
         let resolve = move |_: &mut Meta, spec: &mut ImageSpec| {
             spec.digest = wanted;

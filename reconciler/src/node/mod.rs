@@ -71,6 +71,10 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         true => conditions::holds("NetworkReady"),
         false => conditions::fails("NetworkReady", &network.reason, network.message, false),
     });
+    all.push(match &cx.world.overlay {
+        Ok(()) => conditions::holds("OverlayWorks"),
+        Err(why) => conditions::fails("OverlayWorks", "RootFileSystemsAreCopies", why, false),
+    });
     all.extend(store_conditions(cx.opened.clone()));
     conditions::keep_since(&mut all, &old.conditions, now);
     let host = HostFacts::read()

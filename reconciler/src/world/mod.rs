@@ -30,6 +30,8 @@ pub struct World {
     pub shims: Shims,
     pub runs: RunWatch,
     pub trash: Trash,
+    /// Why overlay does not work on the root, if it does not: each root file system is a copy then.
+    pub overlay: std::result::Result<(), String>,
 }
 
 /// What a world is made from.
@@ -53,11 +55,17 @@ impl World {
         let cgroups = Cgroups::detect()?;
         let clock = Clock::read()?;
         let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
+        let images = Images::open(&paths.root, shim.clone(), registry, &clock.boot_id)?;
+        let overlay = linux::mounts::probe(&paths.root);
+        if let Err(why) = &overlay {
+            tracing::warn!("{why}: root file systems are copies of their images");
+        }
         Ok(World {
-            shims: Shims::new(paths.clone(), shim.clone(), shim_cgroup),
+            overlay,
+            shims: Shims::new(paths.clone(), shim, shim_cgroup),
             runs: RunWatch::new()?,
-            trash: Trash::open(&paths.root).map_err(linux::images::failed("trash"))?,
-            images: Images::open(&paths.root, shim, registry, &clock.boot_id)?,
+            trash: images.layers().trash().clone(),
+            images,
             network: Network::new(network)?,
             cgroups,
             clock,

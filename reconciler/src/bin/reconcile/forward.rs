@@ -1,5 +1,6 @@
 //! `reconcile port-forward`: local ports that lead to ports inside a pod.
 
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -76,7 +77,8 @@ async fn forward(client: &Client, args: &Forward) -> Result<ExitCode> {
     let mut listening = JoinSet::new();
     for ports in &args.ports {
         for listener in listen(&args.address, ports.local).await? {
-            println!("Forwarding from {} -> {}", listener.local_addr()?, ports.remote);
+            let address = listener.local_addr()?;
+            writeln!(std::io::stdout(), "Forwarding from {address} -> {}", ports.remote)?;
             listening.spawn(accept(listener, connection.clone(), ports.remote));
         }
     }

@@ -1,5 +1,5 @@
-//! Names and values in front of a channel (SPDY/3 section 2.6.10), compressed with a dictionary of the protocol's own. One
-//! zlib stream goes on over all blocks of a direction.
+//! Names and values in front of a channel (SPDY/3 section 2.6.10), compressed with a dictionary of the protocol's own.
+//! One zlib stream goes on over all blocks of a direction.
 
 use std::io;
 
@@ -9,14 +9,16 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 pub const LIMIT: usize = 64 << 10;
 
 /// The dictionary's words, each of which stands behind its length, and its tail.
-const WORDS: &str = "options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|accept-ranges|age|a\
+const WORDS: &str = "\
+    options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|accept-ranges|age|a\
     llow|authorization|cache-control|connection|content-base|content-encoding|content-language|content-length|co\
     ntent-location|content-md5|content-range|content-type|date|etag|expect|expires|from|host|if-match|if-modifie\
     d-since|if-none-match|if-range|if-unmodified-since|last-modified|location|max-forwards|pragma|proxy-authenti\
     cate|proxy-authorization|range|referer|retry-after|server|te|trailer|transfer-encoding|upgrade|user-agent|va\
     ry|via|warning|www-authenticate|method|get|status|200 OK|version|HTTP/1.1|url|public|set-cookie|keep-alive|o\
     rigin";
-const TAIL: &str = "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 Non-Authoritat\
+const TAIL: &str = "\
+    100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 Non-Authoritat\
     ive Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidden404 Not Found5\
     00 Internal Server Error501 Not Implemented503 Service UnavailableJan Feb Mar Apr May Jun Jul Aug Sept Oct N\
     ov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMTchunked,text/html,image/png,image/jpg,image/gif,applic\
@@ -76,11 +78,13 @@ impl Writer {
 /// Reads the blocks of one direction.
 pub struct Reader(Decompress);
 
-impl Reader {
-    pub fn new() -> Reader {
+impl Default for Reader {
+    fn default() -> Reader {
         Reader(Decompress::new(true))
     }
+}
 
+impl Reader {
     pub fn block(&mut self, compressed: &[u8]) -> io::Result<Headers> {
         let (mut plain, before) = (Vec::with_capacity(1024), self.0.total_in());
         loop {
@@ -142,7 +146,7 @@ mod tests {
 
     #[test]
     fn blocks_read_back_one_after_the_other() {
-        let (mut writer, mut reader) = (Writer::new().unwrap(), Reader::new());
+        let (mut writer, mut reader) = (Writer::new().unwrap(), Reader::default());
         let long = vec![("streamtype".to_owned(), "x".repeat(5000))];
         for headers in [vec![("port".to_owned(), "80".to_owned())], vec![], long] {
             let block = writer.block(&headers).unwrap();
@@ -152,10 +156,10 @@ mod tests {
 
     #[test]
     fn hostile_blocks_are_refused() {
-        assert!(Reader::new().block(b"no zlib").is_err());
+        assert!(Reader::default().block(b"no zlib").is_err());
         let mut writer = Writer::new().unwrap();
         let bomb = writer.block(&vec![("a".to_owned(), "0".repeat(1 << 20))]).unwrap();
-        assert!(bomb.len() < LIMIT && Reader::new().block(&bomb).is_err());
+        assert!(bomb.len() < LIMIT && Reader::default().block(&bomb).is_err());
         assert!(parse(&[0xff; 12]).is_err());
         assert!(parse(&[0, 0, 0, 1, 0, 0, 0, 9, b'a']).is_err());
     }

@@ -92,7 +92,7 @@ impl Connection {
         let (entries, activity) = (Entries::default(), Activity::new());
         let reader = Reading {
             from: BufReader::with_capacity(PIECE, read),
-            blocks: headers::Reader::new(),
+            blocks: headers::Reader::default(),
             entries: entries.clone(),
             out: out.clone(),
             accept,

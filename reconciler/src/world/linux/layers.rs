@@ -107,6 +107,11 @@ impl Layers {
         Ok(layers)
     }
 
+    /// Where removed layers go.
+    pub fn trash(&self) -> &Trash {
+        &self.trash
+    }
+
     /// The end of that use: all is flushed, so that the next boot needs to doubt nothing.
     pub fn end(&self) -> Result<()> {
         self.flush()?;

@@ -17,6 +17,7 @@ pub mod network;
 pub mod passwd;
 pub mod pull;
 pub mod registry;
+pub mod seed;
 pub mod shims;
 pub mod trash;
 pub mod unpack;

@@ -205,6 +205,17 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
     }
 }
 
+/// For a file system that overlay does not work on: a copy of the layers, made once at `copy`, shown at `target`.
+pub fn mount_copy(lower: &[PathBuf], copy: &Path, target: &Path) -> Result<()> {
+    if observe(target)?.is_some() {
+        return Ok(());
+    }
+    super::copy::merge(lower, copy)?;
+    fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
+    mount(Some(copy), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(Error::io("mount the root file system at", target.display()))
+}
+
 /// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted there
 /// already stays.
 pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
@@ -480,10 +491,15 @@ pub fn can_map(dir: &Path, shim: &Path) -> bool {
 /// Whether overlay works on the file system of `root`, with device whiteouts and opaque marks; else why not, for a
 /// condition of the Node.
 pub fn probe(root: &Path) -> std::result::Result<(), String> {
-    let dir = root.join(format!("probe-{}", token()));
+    // One name, so that what a crash amid it left is found.
+    let dir = root.join("probe");
+    let clear = || {
+        let _ = umount2(&dir.join("merged"), MntFlags::MNT_DETACH);
+        let _ = fs::remove_dir_all(&dir);
+    };
+    clear();
     let outcome = try_overlay(&dir);
-    let _ = umount2(&dir.join("merged"), MntFlags::MNT_DETACH);
-    let _ = fs::remove_dir_all(&dir);
+    clear();
     outcome.map_err(|e| format!("overlay does not work on {}: {e}", root.display()))
 }
 

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
@@ -23,10 +24,11 @@ use super::unpack::tar::printable;
 /// Directories open at once. Deeper ones are renamed up instead of descended into.
 const DEPTH: usize = 64;
 
-#[derive(Debug)]
+/// Clones share the bell: whoever buries, the one who empties hears it.
+#[derive(Clone, Debug)]
 pub struct Trash {
     dir: PathBuf,
-    bell: tokio::sync::Notify,
+    bell: Arc<tokio::sync::Notify>,
 }
 
 impl Trash {
@@ -36,7 +38,7 @@ impl Trash {
         private_dir(&dir)?;
         Ok(Trash {
             dir,
-            bell: tokio::sync::Notify::new(),
+            bell: Arc::default(),
         })
     }
 

@@ -170,6 +170,8 @@ fn findings(records: &[Value], users: &[find::User], store: &Content, root: &Pat
             }
         }
     }
+    // Nobody else hears what this process has thrown away.
+    let _ = layers.trash().empty();
     Ok(all.into_values().collect())
 }
 
@@ -186,6 +188,7 @@ async fn repair(client: &Client, findings: &[Finding], deep: bool) -> Result<Vec
                 _ => layers.remove(&id)?,
             }
         }
+        let _ = layers.trash().empty();
         Ok(())
     })
     .await??;

@@ -143,6 +143,17 @@ fn an_image_is_as_umoci_unpacks_it() {
     assert_same(&census(&node.merged(&chain)), &census(&bundle.join("rootfs")));
 }
 
+/// Where overlay does not work, the copy has to be the same to the last attribute.
+#[test]
+fn a_copy_is_what_overlay_shows() {
+    let node = Node::new();
+    let image = store(&node.content, &three_layers());
+    let chain = node.layers.ensure(&node.content, &image).unwrap();
+    let copy = node.root.path().join("copy");
+    super::super::copy::merge(&node.layers.lower(&chain).unwrap(), &copy).unwrap();
+    assert_same(&census(&copy), &census(&node.merged(&chain)));
+}
+
 #[test]
 fn three_layers_make_one_tree() {
     let node = Node::new();

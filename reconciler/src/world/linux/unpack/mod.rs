@@ -12,7 +12,7 @@
 //! directory; then only single names are made, with O_EXCL and without following links.
 
 mod pax;
-mod settle;
+pub(crate) mod settle;
 pub mod tar;
 mod tree;
 pub mod verify;

@@ -184,7 +184,7 @@ impl Tree {
 }
 
 /// Gives `here` owner, mode and attributes of `there`; answers its modification time.
-fn like(here: BorrowedFd<'_>, there: BorrowedFd<'_>) -> nix::Result<(i64, u32)> {
+pub(crate) fn like(here: BorrowedFd<'_>, there: BorrowedFd<'_>) -> nix::Result<(i64, u32)> {
     let stat = fstat(there)?;
     fchown(here, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
     fchmod(here, Mode::from_bits_truncate(stat.st_mode & 0o7777))?;
@@ -197,7 +197,13 @@ fn like(here: BorrowedFd<'_>, there: BorrowedFd<'_>) -> nix::Result<(i64, u32)> 
 }
 
 /// Copies one non-directory of the layers below with all its metadata.
-fn copy_up(from: BorrowedFd<'_>, name: &[u8], stat: &FileStat, to: BorrowedFd<'_>, new: &[u8]) -> io::Result<()> {
+pub(crate) fn copy_up(
+    from: BorrowedFd<'_>,
+    name: &[u8],
+    stat: &FileStat,
+    to: BorrowedFd<'_>,
+    new: &[u8],
+) -> io::Result<()> {
     let (name, new_os) = (OsStr::from_bytes(name), OsStr::from_bytes(new));
     let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
     let owner = (Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)));

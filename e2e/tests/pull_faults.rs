@@ -1,0 +1,464 @@
+//! Pulls under faults: they stop when nobody waits, resume where they stopped, fetch nothing twice, believe nothing.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::eventually;
+use e2e::images::{Compression, Image, Layer};
+use e2e::node::{Node, Options};
+use e2e::registry::{Fault, Gate, Server, digest};
+use e2e::v1::AuthConfig;
+use serde_json::json;
+use tonic::Code;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Bytes that do not compress, the same for the same seed.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..len / 8).flat_map(|_| next().to_le_bytes()).collect()
+}
+
+/// An image on the server.
+struct Served {
+    name: String,
+    /// Digests of the layers' blobs and their sizes, bottom first.
+    blobs: Vec<(String, u64)>,
+}
+
+impl Served {
+    fn size(&self) -> u64 {
+        self.blobs.iter().map(|(_, size)| size).sum()
+    }
+}
+
+fn layer(seed: u64, bytes: usize) -> Layer {
+    Layer::new(Compression::Gzip).file(&format!("noise{seed}"), 0o644, noise(seed, bytes))
+}
+
+fn serve(server: &Server, path: &str, layers: &[Layer]) -> Served {
+    let mut blobs = Vec::new();
+    let mut listed = Vec::new();
+    for layer in layers {
+        let (bytes, suffix) = layer.blob();
+        let size = bytes.len() as u64;
+        let digest = server.blob(path, &bytes);
+        listed.push(
+            json!({ "mediaType": format!("application/vnd.oci.image.layer.v1.tar{suffix}"),
+            "digest": digest, "size": size }),
+        );
+        blobs.push((digest, size));
+    }
+    let arch = if cfg!(target_arch = "aarch64") {
+        "arm64"
+    } else {
+        "amd64"
+    };
+    let diff_ids: Vec<_> = layers.iter().map(|layer| digest(&layer.tar())).collect();
+    let config = json!({ "architecture": arch, "os": "linux", "config": {},
+        "rootfs": { "type": "layers", "diff_ids": diff_ids } })
+    .to_string();
+    let config_digest = server.blob(path, config.as_bytes());
+    let kind = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "layers": listed, "config": {
+        "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config_digest, "size": config.len() } });
+    server.manifest(path, "1", kind, manifest.to_string().as_bytes());
+    Served {
+        name: format!("{}/{path}:1", server.host()),
+        blobs,
+    }
+}
+
+/// Bytes of layers that were sent since the last call.
+fn fetched(server: &Server, image: &Served) -> u64 {
+    let of_layer = |path: &str| image.blobs.iter().any(|(digest, _)| path.contains(digest));
+    let seen = server.take_seen();
+    seen.iter()
+        .filter(|seen| of_layer(&seen.path))
+        .map(|seen| seen.sent)
+        .sum()
+}
+
+/// Waits until the layer's transfer has begun; connections that are open then. (Idle ones stay open for reuse.)
+async fn begun(server: &Server, blob: &str) -> Result<usize> {
+    eventually(10 * SECOND, async || {
+        let asked = server
+            .seen()
+            .iter()
+            .any(|seen| seen.path.contains(blob) && seen.sent > 0);
+        ensure!(asked, "the layer was not asked for");
+        Ok(server.connections())
+    })
+    .await
+}
+
+/// The connection of a transfer that began with so many open is closed within a second.
+async fn stopped(server: &Server, open: usize) -> Result<()> {
+    let closed = eventually(SECOND, async || {
+        ensure!(
+            server.connections() < open,
+            "{} connections are open",
+            server.connections()
+        );
+        Ok(())
+    });
+    closed.await.context("the traffic goes on")
+}
+
+async fn absent(node: &Node, image: &Served) -> Result<()> {
+    ensure!(node.cri.image(&image.name).await?.is_none(), "{} appeared", image.name);
+    Ok(())
+}
+
+/// A node whose registries must send 1 KiB a second over 3 s.
+async fn hasty() -> Result<Node> {
+    let mut node = Node::new(Options::default())?;
+    fs::create_dir(node.path("etc"))?;
+    node.file("etc/config.yaml", "registry: {rateFloor: 1024, window: 3}\n")?;
+    node.serve().await?;
+    Ok(node)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_stops_the_traffic_and_the_next_pull_goes_on() -> Result<()> {
+    let server = Server::start().await?;
+    let mut node = Node::start().await?;
+    let image = serve(&server, "late", &[layer(1, 2 << 20), layer(2, 4 << 20)]);
+    let (stalls, size) = image.blobs[1].clone();
+    server.fault(&stalls, Fault::Stall(size * 2 / 5), 1);
+    let since = Instant::now();
+    let (pulled, open) = tokio::join!(
+        node.cri.pull_with(2 * SECOND, &image.name, None),
+        begun(&server, &stalls)
+    );
+    let error = pulled.unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error:?}");
+    assert!(since.elapsed() < 3 * SECOND);
+    stopped(&server, open?).await?;
+    absent(&node, &image).await?;
+    let before = fetched(&server, &image);
+    // Also a later daemon goes on where this one stopped.
+    node.crash().await?;
+    absent(&node, &image).await?;
+    server.heal();
+    node.cri.pull(&image.name).await?;
+    let ranges = server.seen().iter().any(|seen| seen.header("range").is_some());
+    let total = before + fetched(&server, &image);
+    assert!(ranges, "it began anew");
+    assert!(total < image.size() * 11 / 10, "{total} bytes for {}", image.size());
+    // With nothing to do it costs one request.
+    node.cri.pull(&image.name).await?;
+    assert_eq!(server.take_seen().len(), 1);
+    node.ok(&["images", "check", "--deep"]).await?;
+    node.finish().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_takes_its_pull_along() -> Result<()> {
+    let server = Server::start().await?;
+    let node = Node::start().await?;
+    let image = serve(&server, "left", &[layer(3, 1 << 20)]);
+    server.fault(&image.blobs[0].0, Fault::Stall(1000), 1);
+    let open = {
+        let pull = node.cri.pull(&image.name);
+        tokio::pin!(pull);
+        tokio::select! {
+            ended = &mut pull => bail!("it ended: {ended:?}"),
+            open = begun(&server, &image.blobs[0].0) => open?,
+        }
+    };
+    stopped(&server, open).await?;
+    absent(&node, &image).await?;
+    node.finish().await
+}
+
+/// T11: a stalled layer fails within the window, says where and how far, and holds up nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stalled_pull_names_host_layer_and_bytes() -> Result<()> {
+    let server = Server::start().await?;
+    let node = hasty().await?;
+    let image = serve(&server, "stall", &[layer(4, 4 << 20)]);
+    let (blob, size) = image.blobs[0].clone();
+    server.fault(&blob, Fault::Stall(size * 2 / 5), 9);
+    let manifest = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: stalled}}\nspec:\n  hostNetwork: true\n  containers:\n  - \
+         {{name: a, image: '{}', command: [/x]}}\n",
+        image.name
+    );
+    let file = node.file("stalled.yaml", manifest)?;
+    node.ok(&["apply", "-f", &file]).await?;
+    let open = begun(&server, &blob).await?;
+    let since = Instant::now();
+    node.ok(&["delete", "pod", "stalled"]).await?;
+    assert!(since.elapsed() < 2 * SECOND, "deleted after {:?}", since.elapsed());
+    stopped(&server, open).await?;
+    let error = node.cri.pull(&image.name).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unknown, "{error:?}");
+    for word in ["RegistryUnavailable: ", server.host(), &blob, &size.to_string()] {
+        assert!(error.message().contains(word), "no {word} in {error:?}");
+    }
+    server.heal();
+    node.cri.pull(&image.name).await?;
+    let total = fetched(&server, &image);
+    assert!(total < size * 11 / 10, "{total} bytes for {size}");
+    node.finish().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_blob_is_fetched_once_however_many_want_it() -> Result<()> {
+    let server = Server::start().await?;
+    let node = Node::start().await?;
+    let base = layer(5, 2 << 20);
+    let one = serve(&server, "one", &[base.clone(), layer(6, 1 << 20)]);
+    let two = serve(&server, "two", &[base, layer(7, 1 << 20)]);
+    let names = [&one.name, &two.name, &one.name, &two.name, &one.name];
+    let pulls = names.map(|name| node.cri.pull(name));
+    for pulled in futures::future::join_all(pulls).await {
+        pulled?;
+    }
+    let seen = server.take_seen();
+    for (digest, _) in one.blobs.iter().chain(&two.blobs) {
+        let gets = seen
+            .iter()
+            .filter(|seen| seen.method == "GET" && seen.path.contains(digest));
+        assert_eq!(gets.count(), 1, "{digest}");
+    }
+    node.finish().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_on_the_way_is_found_and_nothing_is_kept_of_it() -> Result<()> {
+    let server = Server::start().await?;
+    let node = hasty().await?;
+    let image = serve(&server, "damaged", &[layer(8, 1 << 20)]);
+    let blob = image.blobs[0].0.clone();
+    for fault in [Fault::Corrupt, Fault::Longer(7)] {
+        server.fault(&blob, fault.clone(), 9);
+        let error = node.cri.pull(&image.name).await.expect_err(&format!("{fault:?}"));
+        assert_ne!(error.code(), Code::DeadlineExceeded, "{fault:?}: {error:?}");
+        absent(&node, &image).await?;
+        server.heal();
+    }
+    server.fault(&blob, Fault::Truncate(5000), 1);
+    node.cri.pull(&image.name).await.context("one broken connection")?;
+    node.ok(&["images", "check", "--deep"]).await?;
+    node.finish().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_open_the_gate_and_are_found_nowhere() -> Result<()> {
+    let server = Server::start().await?;
+    let node = Node::start().await?;
+    let image = serve(&server, "private", &[layer(9, 1 << 20)]);
+    server.gate(Gate::bearer("hugo", "swordfish-7351"));
+    let error = node.cri.pull(&image.name).await.unwrap_err();
+    assert_eq!(error.code(), Code::PermissionDenied, "{error:?}");
+    let auth = AuthConfig {
+        username: "hugo".into(),
+        password: "swordfish-7351".into(),
+        ..AuthConfig::default()
+    };
+    node.cri.pull_with(30 * SECOND, &image.name, Some(auth)).await?;
+    for secret in ["swordfish-7351", &e2e::registry::base64("hugo:swordfish-7351")] {
+        let places = [node.root(), node.state(), node.path("daemon.log")];
+        let found = Command::new("grep").args(["-rlaF", secret]).args(places).output()?;
+        assert!(found.stdout.is_empty(), "{}", String::from_utf8_lossy(&found.stdout));
+    }
+    node.finish().await
+}
+
+/// SIGKILL at any time: no half layer is ever used, and the next pull fetches what is missing and little more.
+/// `E2E_PULL_KILLS` says how often.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_at_random_times() -> Result<()> {
+    let kills: u64 = std::env::var("E2E_PULL_KILLS").map_or(8, |n| n.parse().expect("a number"));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    let mut seed = now.as_nanos() as u64;
+    println!("seed {seed}");
+    let server = Server::start().await?;
+    let mut node = Node::start().await?;
+    let (mut got, mut size) = (0, 0);
+    for round in 0..kills {
+        let layers: Vec<_> = (0..4).map(|n| layer(100 + round * 4 + n, 1 << 20)).collect();
+        let image = serve(&server, &format!("killed{round}"), &layers);
+        server.fault("blobs", Fault::Trickle(64 << 10, Duration::from_millis(4)), 999);
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let wait = Duration::from_millis(20 + (seed >> 33) % 250);
+        let pulling = tokio::time::timeout(wait, node.cri.pull(&image.name)).await;
+        node.crash().await?;
+        drop(pulling);
+        node.cri
+            .pull(&image.name)
+            .await
+            .with_context(|| format!("after a kill at {wait:?}"))?;
+        server.heal();
+        got += fetched(&server, &image);
+        size += image.size();
+    }
+    node.ok(&["images", "check", "--deep"]).await?;
+    assert!(got < size * 11 / 10, "{got} bytes were sent for {size}");
+    node.finish().await
+}
+
+/// T09: what a power cut has damaged is found before its first use and made again from the blob, without a registry.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_by_an_unclean_boot_is_mended_before_use() -> Result<()> {
+    let server = Server::start().await?;
+    let mut node = Node::start().await?;
+    let mut busybox = Image::busybox("unused")?;
+    busybox.layers.push(layer(10, 1 << 20));
+    let image = serve(&server, "boot", &busybox.layers);
+    let other = serve(&server, "other", &[layer(11, 1 << 20)]);
+    node.cri.pull(&image.name).await?;
+    node.cri.pull(&other.name).await?;
+    node.kill9().await?;
+    drop(server);
+    let layers = node.root().join("layers");
+    let mark = fs::read_to_string(layers.join("mark.json"))?;
+    let mut mark: serde_json::Value = serde_json::from_str(&mark)?;
+    mark["boot"] = json!("another");
+    fs::write(layers.join("mark.json"), mark.to_string())?;
+    let mut cut = 0;
+    let ours = |dir: &std::path::Path| !dir.join("fs/hello").exists();
+    for entry in fs::read_dir(&layers)?.flatten().filter(|entry| ours(&entry.path())) {
+        for name in ["fs/etc/passwd", "fs/etc/group", "fs/noise10"] {
+            if let Ok(file) = fs::OpenOptions::new().write(true).open(entry.path().join(name)) {
+                file.set_len(1)?;
+                cut += 1;
+            }
+        }
+    }
+    assert_eq!(cut, 3);
+    node.serve().await?;
+    let pod = e2e::pods::host_network(node.pod("boot"));
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    let script = "grep -c root /etc/passwd; wc -c </noise10";
+    let config = e2e::pods::container("c", &image.name, &["/bin/sh", "-c", script]);
+    let id = node.cri.launch(&sandbox, &pod, &config).await?;
+    let texts = e2e::pods::log_texts(node.cri.exited(&id).await?.log_path)?;
+    assert_eq!(texts, ["1", &(1 << 20).to_string()]);
+    assert!(node.daemon_log().contains("damaged since the last boot"));
+    assert!(node.cri.image(&other.name).await?.is_some());
+    node.finish().await
+}
+
+/// T10: garbage collection, pruning and the removal of an image with the same layers do a slow pull no harm.
+#[tokio::test(flavor = "multi_thread")]
+async fn pruning_during_a_slow_pull() -> Result<()> {
+    let server = Server::start().await?;
+    let node = Node::start().await?;
+    let base = layer(12, 1 << 20);
+    let first = serve(&server, "first", std::slice::from_ref(&base));
+    let slow = serve(&server, "slow", &[base, layer(13, 1 << 20)]);
+    node.cri.pull(&first.name).await?;
+    server.fault(&slow.blobs[1].0, Fault::Trickle(8 << 10, Duration::from_millis(25)), 1);
+    let prunes = async {
+        for _ in 0..5 {
+            node.cri.remove_image(&first.name).await?;
+            node.ok(&["images", "prune", "--all", "--yes"]).await?;
+        }
+        node.cri.pull(&first.name).await?;
+        anyhow::Ok(())
+    };
+    let (pulled, pruned) = tokio::join!(node.cri.pull(&slow.name), prunes);
+    pulled?;
+    pruned?;
+    node.ok(&["images", "check", "--deep"]).await?;
+    node.finish().await
+}
+
+/// Damage is found, told with exit code 20, and repaired from the blob or the registry.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_finds_and_repairs() -> Result<()> {
+    let server = Server::start().await?;
+    let node = Node::start().await?;
+    let image = serve(&server, "check", &[layer(14, 1 << 20), layer(15, 1 << 20)]);
+    node.cri.pull(&image.name).await?;
+    node.ok(&["images", "check", "--deep"]).await?;
+    let hex = image.blobs[0].0.trim_start_matches("sha256:").to_owned();
+    let blob = node.root().join("content/blobs/sha256").join(hex);
+    fs::OpenOptions::new().write(true).open(&blob)?.set_len(100)?;
+    let mut turned = false;
+    for entry in fs::read_dir(node.root().join("layers"))?.flatten() {
+        let path = entry.path().join("fs/noise15");
+        if let Ok(mut bytes) = fs::read(&path) {
+            let meta = fs::metadata(&path)?;
+            bytes[1000] ^= 1;
+            fs::write(&path, bytes)?;
+            fs::File::options()
+                .write(true)
+                .open(&path)?
+                .set_modified(meta.modified()?)?;
+            turned = true;
+        }
+    }
+    assert!(turned);
+    let shallow = node.reconcile(&["images", "check", "-o", "json"]).await?;
+    assert_eq!(shallow.status.code(), Some(20));
+    let found: serde_json::Value = serde_json::from_slice(&shallow.stdout)?;
+    assert_eq!(found.as_array().map(Vec::len), Some(1), "{found}");
+    let deep = node.reconcile(&["images", "check", "--deep", "--repair"]).await?;
+    assert!(deep.status.success(), "{}", e2e::node::shown(&deep));
+    node.ok(&["images", "check", "--deep"]).await?;
+    node.finish().await
+}
+
+/// A small disk below a node's root; unmounted when it is dropped.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    fn mount(node: &Node, bytes: u64) -> Result<SmallDisk> {
+        let (flags, options) = (nix::mount::MsFlags::empty(), format!("size={bytes}"));
+        nix::mount::mount(Some("none"), &node.root(), Some("tmpfs"), flags, Some(options.as_str()))?;
+        Ok(SmallDisk(node.root()))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
+        let _ = fs::remove_dir_all(self.0.parent().unwrap_or(&self.0));
+    }
+}
+
+/// T12: at 0 bytes free a pull fails at once and says so, removals work, and then there is room without a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_refuses_pulls_and_lets_go() -> Result<()> {
+    let server = Server::start().await?;
+    let mut node = Node::new(Options::default())?;
+    let _disk = SmallDisk::mount(&node, 96 << 20)?;
+    node.serve().await?;
+    let mut busybox = Image::busybox("unused")?;
+    busybox.layers.push(layer(20, 4 << 20));
+    let first = serve(&server, "small", &busybox.layers);
+    node.cri.pull(&first.name).await?;
+    let pod = e2e::pods::host_network(node.pod("full"));
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    let config = e2e::pods::container("c", &first.name, &["/bin/sleep", "1000"]);
+    node.cri.launch(&sandbox, &pod, &config).await?;
+    let filler = node.root().join("filler");
+    let mut file = fs::File::create(&filler)?;
+    let full = std::io::copy(&mut std::io::repeat(7), &mut file).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(nix::libc::ENOSPC));
+    let next = serve(&server, "next", &[layer(21, 4 << 20)]);
+    let error = node.cri.pull(&next.name).await.unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
+    absent(&node, &next).await?;
+    node.cri.stop_sandbox(&sandbox).await?;
+    node.cri.remove_sandbox(&sandbox).await?;
+    node.cri.remove_image(&first.name).await?;
+    eventually(10 * SECOND, async || Ok(node.cri.pull(&next.name).await?))
+        .await
+        .context("the removals gave no space")?;
+    drop(file);
+    fs::remove_file(&filler)?;
+    node.finish().await
+}
