@@ -238,7 +238,8 @@ async fn pods_of_yaml_get_ranges_of_their_own() -> Result<()> {
     let node = node().await?;
     let pod = |name: &str| {
         format!(
-            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  hostUsers: false\n  volumes:\n  - name: v\n    \
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  hostUsers: false\n  volumes:\n  \
+             - name: v\n    \
              emptyDir: {{}}\n  containers:\n  - name: main\n    image: {}\n    command: [sh, -c, 'echo x > /v/x; sleep \
              1000']\n    volumeMounts:\n    - name: v\n      mountPath: /v\n",
             pods::BUSYBOX

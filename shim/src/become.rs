@@ -3,8 +3,9 @@
 //! have more than the container.
 //!
 //! ```text
-//! mounts, terminal, cwd made, root sealed, keyring, labels, umask → seccomp (if privileges may be gained later) → bounding set → groups,
-//! gid, uid → capabilities → no_new_privs → cwd entered → program found → seccomp (if not) → execve
+//! mounts, terminal, cwd made, root sealed → keyring, labels, umask → seccomp (if privileges may be gained later) →
+//! bounding set → groups, gid, uid → capabilities → no_new_privs → cwd entered → program found → seccomp (if not) →
+//! execve
 //! ```
 
 use std::ffi::CString;

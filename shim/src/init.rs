@@ -1,8 +1,8 @@
 //! Making a container: in a forked child that calls libcontainer and exits, so that its heap does not stay and
 //! nothing runs under threads. The container's first process becomes the *shim's* child (CLONE_PARENT).
 //!
-//! libcontainer gets a spec without user, capabilities, filter, labels, limits and bind mounts: it makes namespaces, the
-//! base mounts and the cgroup, then calls [`Become`], which does the rest itself.
+//! libcontainer gets a spec without user, capabilities, filter, labels, limits and bind mounts: it makes namespaces,
+//! the base mounts and the cgroup, then calls [`Become`], which does the rest itself.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! Fills a volume: copies a tree of an image into a directory, as it is: owners, modes, times, attributes, hard links, devices.
+//! Fills a volume: copies a tree of an image into a directory, as it is: owners, modes, times,
+//! attributes, hard links, devices.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr};

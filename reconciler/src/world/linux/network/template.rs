@@ -1,5 +1,5 @@
-//! A CNI configuration made from a template, for nodes that nobody else gives one: the administrator writes the plugins,
-//! the kubelet tells the pods' CIDRs.
+//! A CNI configuration made from a template, for nodes that nobody else gives one: the administrator writes the
+//! plugins, the kubelet tells the pods' CIDRs.
 
 use std::fs;
 use std::io::Write;
