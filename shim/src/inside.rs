@@ -1,4 +1,5 @@
-//! Paths below a root, as its own processes would see them: links lead only inside of it, magic links (proc(5)) nowhere.
+//! Paths below a root, as its own processes would see them: links lead only inside of it, magic links (proc(5))
+//! nowhere.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -216,8 +216,8 @@ pub fn mount_copy(lower: &[PathBuf], copy: &Path, target: &Path) -> Result<()> {
         .map_err(Error::io("mount the root file system at", target.display()))
 }
 
-/// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted there
-/// already stays.
+/// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted
+/// there already stays.
 pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
     if observe(target)?.is_some() {
         return Ok(());
