@@ -104,7 +104,7 @@ impl Images {
         // A partial blob may prove damaged only at its end; from its beginning it is fetched once more, then.
         let image = match self.layers_of(access, image.clone(), progress).await {
             Err((failure, true)) if matches!(failure, Failure::Content(content::Error::Digest { .. })) => {
-                tracing::warn!(image = %access.reference, "an earlier pull's rest is damaged, fetched again: {failure}");
+                tracing::warn!(image = %access.reference, "an earlier pull's rest is bad, fetched anew: {failure}");
                 self.layers_of(access, image, progress).await
             }
             other => other,
