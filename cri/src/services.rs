@@ -50,7 +50,7 @@ impl Default for Config {
             handlers: Vec::new(),
             sandbox_image: String::new(),
             supplemental_groups_policy: true,
-            user_namespaces_host_network: false,
+            user_namespaces_host_network: true,
             mount_options: true,
             once: None,
             streaming_url: None,

@@ -35,6 +35,9 @@ pub struct Options {
     pub network: network::Mode,
     pub cni_conf_dir: PathBuf,
     pub cni_bin_dirs: Vec<PathBuf>,
+    /// Networks of the built-in bridge, one of each family at most; the first free ones if not given.
+    pub pod_cidrs: Vec<network::Cidr>,
+    pub cni_template: Option<PathBuf>,
     pub registry: registry::Config,
 }
 
@@ -77,6 +80,9 @@ impl Runtime {
             mode: options.network,
             cni_conf_dir: options.cni_conf_dir,
             cni_bin_dirs: options.cni_bin_dirs,
+            pod_cidr4: options.pod_cidrs.iter().find(|cidr| cidr.ip.is_ipv4()).copied(),
+            pod_cidr6: options.pod_cidrs.iter().find(|cidr| cidr.ip.is_ipv6()).copied(),
+            cni_template: options.cni_template,
             ..network::Config::new(instance, &paths.root)
         };
         let world = World::open(Settings {
@@ -88,6 +94,12 @@ impl Runtime {
         let (queues, receivers) = Queues::new();
         let cx = Arc::new(Context::new(store, opened, world, queues));
         Ok(Runtime { cx, receivers })
+    }
+
+    /// The bridge of running pods comes first, in the networks that the node was given.
+    async fn sync_network(&self) -> Result<()> {
+        node::tell_network(&self.cx);
+        Ok(self.cx.world.network.sync_node().await?)
     }
 
     /// Makes the records that always are, and looks at everything without changing it.
@@ -114,7 +126,7 @@ impl Runtime {
 
     /// Looks at everything, then starts the loop.
     pub async fn start(self) -> Result<Running> {
-        self.cx.world.network.sync_node().await?;
+        self.sync_network().await?;
         self.prepare().await?;
         let Runtime { cx, receivers } = self;
         // Half a second once in a root's life: an empty store can run its first pod as soon as it answers.
@@ -151,7 +163,7 @@ impl Runtime {
 
     /// Passes until nothing changes, then sweeps.
     pub async fn once(&self) -> Result<Report> {
-        self.cx.world.network.sync_node().await?;
+        self.sync_network().await?;
         self.prepare().await?;
         once(&self.cx).await
     }

@@ -100,13 +100,13 @@ async fn namespaces_are_pinned_once_listed_and_unpinned() {
         ..Pins::default()
     };
     let make = pins.clone();
-    tokio::task::spawn_blocking(move || netns::ensure(&make))
+    tokio::task::spawn_blocking(move || netns::ensure(&make, std::path::Path::new("")))
         .await
         .unwrap()
         .unwrap();
     let first = net_inode(&net);
     assert_ne!(first, net_inode(Path::new("/proc/self/ns/net")), "it is not the host's");
-    tokio::task::spawn_blocking(move || netns::ensure(&pins))
+    tokio::task::spawn_blocking(move || netns::ensure(&pins, std::path::Path::new("")))
         .await
         .unwrap()
         .unwrap();
@@ -131,7 +131,7 @@ async fn a_network_is_attached_observed_and_taken_back() {
         net: Some(pin.clone()),
         ..Pins::default()
     };
-    tokio::task::spawn_blocking(move || netns::ensure(&pins))
+    tokio::task::spawn_blocking(move || netns::ensure(&pins, std::path::Path::new("")))
         .await
         .unwrap()
         .unwrap();

@@ -3,20 +3,24 @@
 //! have more than the container.
 //!
 //! ```text
-//! terminal, keyring, labels, umask, cwd made → seccomp (if privileges may be gained later) → bounding set → groups,
-//! gid, uid → capabilities → no_new_privs → cwd entered → program found → seccomp (if not) → execve
+//! mounts, terminal, cwd made, root sealed → keyring, labels, umask → seccomp (if privileges may be gained later) →
+//! bounding set → groups, gid, uid → capabilities → no_new_privs → cwd entered → program found → seccomp (if not) →
+//! execve
 //! ```
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError};
 use oci_spec::runtime::{Capabilities, Process, Spec};
 
+use crate::inside::Root;
+use crate::mounts::Mounts;
 use crate::sys::{self, check};
 
 /// Longest `/etc/passwd` looked at for a home directory, bytes.
@@ -30,8 +34,8 @@ pub struct Become {
     pub seccomp: Option<Vec<u8>>,
     /// Close-on-exec packet socket that hears of a failure, and gets the terminal.
     pub channel: RawFd,
-    /// The container's first process: its terminal is /dev/console too.
-    pub first: bool,
+    /// The container's first process: its mounts are still to be put in place, and its terminal is /dev/console too.
+    pub first: Option<Arc<Mounts>>,
 }
 
 /// Messages on the channel between the shim and the processes it makes.
@@ -73,19 +77,28 @@ impl Become {
     }
 
     fn steps(&self) -> Step {
+        let root = Root::open(Path::new("/")).map_err(told("open /"))?;
+        if let Some(mounts) = &self.first {
+            mounts.attach(&root)?;
+        }
         if self.process.terminal().unwrap_or(false) {
             self.terminal().map_err(told("terminal"))?;
         }
+        let cwd = self.process.cwd();
+        if root.find(cwd).is_err() {
+            root.make_dir(cwd)
+                .map_err(told(format_args!("make working directory {}", cwd.display())))?;
+        }
+        if let Some(mounts) = &self.first {
+            mounts.seal(&root)?;
+        }
+        drop(root);
         // SAFETY: asks for a new anonymous session keyring; no pointer but the null name.
         unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, 0usize) };
         self.labels()?;
         let user = self.process.user();
         // SAFETY: no pointers.
         unsafe { libc::umask(user.umask().unwrap_or(0o022) as libc::mode_t) };
-        let cwd = self.process.cwd();
-        if !cwd.exists() {
-            fs::create_dir_all(cwd).map_err(told(format_args!("make working directory {}", cwd.display())))?;
-        }
         let sealed = self.process.no_new_privileges().unwrap_or(false);
         if !sealed {
             self.filter()?;
@@ -290,7 +303,7 @@ impl Become {
             check(unsafe { libc::ioctl(raw, libc::TIOCSWINSZ, &size) })?;
         }
         std::os::unix::fs::fchown(&theirs, Some(self.process.user().uid()), None)?;
-        if self.first {
+        if self.first.as_ref().is_some_and(|mounts| mounts.own_dev) {
             console(number)?;
         }
         // SAFETY: no pointers. setsid fails for the leader of a session, which is as well.
@@ -344,13 +357,7 @@ fn console(number: u32) -> io::Result<()> {
 /// Writes a file of /proc/self/attr, making sure that it is procfs's.
 fn attribute(name: &str, text: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).open(format!("/proc/self/attr/{name}"))?;
-    // SAFETY: all zero is a valid statfs for the call to fill.
-    let kind = unsafe {
-        let mut info: libc::statfs = std::mem::zeroed();
-        check(libc::fstatfs(file.as_raw_fd(), &mut info))?;
-        info.f_type
-    };
-    if kind != libc::PROC_SUPER_MAGIC {
+    if sys::fs_type(file.as_fd())? != libc::PROC_SUPER_MAGIC {
         return Err(io::Error::other("/proc is not procfs"));
     }
     file.write_all(text.as_bytes())

@@ -70,6 +70,12 @@ pub enum Error {
         /// How it ended, with the end of its log.
         reason: String,
     },
+    /// Namespaces could not be made.
+    #[error("could not make namespaces: {reason}; see user.max_user_namespaces and its like in namespaces(7)")]
+    Namespaces {
+        /// The child's words.
+        reason: String,
+    },
     /// The shim refused the call.
     #[error("shim {method}: {message}")]
     Refused {

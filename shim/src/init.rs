@@ -1,19 +1,21 @@
 //! Making a container: in a forked child that calls libcontainer and exits, so that its heap does not stay and
 //! nothing runs under threads. The container's first process becomes the *shim's* child (CLONE_PARENT).
 //!
-//! libcontainer gets a spec without user, capabilities, filter, labels and limits: it makes namespaces, mounts and
-//! cgroup, then calls [`Become`], which does those itself.
+//! libcontainer gets a spec without user, capabilities, filter, labels, limits and bind mounts: it makes namespaces,
+//! the base mounts and the cgroup, then calls [`Become`], which does the rest itself.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::{Component, Path, PathBuf};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::syscall::syscall::SyscallType;
 use oci_spec::runtime::{LinuxNamespaceBuilder, LinuxNamespaceType, PosixRlimit, PosixRlimitType, Process, Spec};
 
 use crate::r#become::{Become, message};
+use crate::mounts::{self, Mounts};
 use crate::sys;
 use shim::record::{self, Start};
 
@@ -104,20 +106,11 @@ impl Plan {
         }
         let spec = serde_json::to_vec(&derive(&self.spec, &self.pid)?).map_err(|error| error.to_string())?;
         fs::write(bundle.join("config.json"), spec).map_err(|error| format!("{}: {error}", bundle.display()))?;
-        if let Some(root) = self
-            .spec
-            .root()
-            .as_ref()
-            .filter(|root| root.readonly().unwrap_or(false))
-        {
-            // Later it cannot be made. What goes wrong here shows when it is entered.
-            let _ = make_cwd(root.path(), process.cwd());
-        }
         let executor = Become {
             process: process.clone(),
             seccomp: self.seccomp.clone(),
             channel,
-            first: true,
+            first: Some(Arc::new(Mounts::open(&self.spec)?)),
         };
         let [stdin, stdout, stderr] = self.stdio;
         let mut container = ContainerBuilder::new(self.id.clone(), SyscallType::default())
@@ -164,44 +157,6 @@ impl Plan {
     }
 }
 
-/// Makes a working directory below a root file system, following links only inside of it.
-fn make_cwd(root: &Path, cwd: &Path) -> std::io::Result<()> {
-    let root = File::open(root)?;
-    let open = |path: &Path| {
-        // SAFETY: all zero is a valid open_how; then a valid path and the structure with its size.
-        let fd = unsafe {
-            let mut how: libc::open_how = std::mem::zeroed();
-            how.flags = (libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
-            how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-            let path = sys::cpath(path)?;
-            sys::check(libc::syscall(
-                libc::SYS_openat2,
-                root.as_raw_fd(),
-                path.as_ptr(),
-                &how,
-                size_of_val(&how),
-            ))?
-        };
-        // SAFETY: the kernel just gave us this descriptor.
-        Ok::<_, std::io::Error>(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
-    };
-    let mut parent = open(Path::new("/"))?;
-    let mut path = PathBuf::from("/");
-    for name in cwd.components().filter(|part| matches!(part, Component::Normal(_))) {
-        path.push(name);
-        parent = match open(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let name = sys::cpath(name.as_ref())?;
-                // SAFETY: a live directory and a single name, which mkdirat does not follow.
-                sys::check(unsafe { libc::mkdirat(parent.as_raw_fd(), name.as_ptr(), 0o755) })?;
-                open(&path)?
-            }
-            opened => opened?,
-        };
-    }
-    Ok(())
-}
-
 fn late() -> String {
     "its call's deadline had passed before the program could begin".into()
 }
@@ -238,7 +193,15 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
     process.set_terminal(Some(false)).set_oom_score_adj(None);
     spec.set_process(Some(process));
     let mut linux = spec.linux().clone().ok_or("config.json: linux: missing")?;
-    linux.set_seccomp(None);
+    linux
+        .set_seccomp(None)
+        .set_rootfs_propagation(Some("private".into()))
+        .set_masked_paths(None)
+        .set_readonly_paths(None);
+    spec.set_mounts(Some(mounts::early(&spec)));
+    if let Some(root) = spec.root_mut() {
+        root.set_readonly(Some(false));
+    }
     let mut namespaces = linux.namespaces().clone().unwrap_or_default();
     namespaces.retain(|namespace| namespace.typ() != LinuxNamespaceType::Pid);
     let builder = LinuxNamespaceBuilder::default().typ(LinuxNamespaceType::Pid);
@@ -320,21 +283,6 @@ fn resource(kind: PosixRlimitType) -> libc::__rlimit_resource_t {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_working_directory_stays_below_the_root() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, outside) = (dir.path().join("root"), dir.path().join("outside"));
-        fs::create_dir_all(root.join("real")).unwrap();
-        fs::create_dir(&outside).unwrap();
-        std::os::unix::fs::symlink("/real", root.join("link")).unwrap();
-        std::os::unix::fs::symlink(&outside, root.join("escape")).unwrap();
-        make_cwd(&root, Path::new("/link/a/b")).unwrap();
-        assert!(root.join("real/a/b").is_dir());
-        let _ = make_cwd(&root, Path::new("/escape/a"));
-        let _ = make_cwd(&root, Path::new("/../../outside/a"));
-        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
-    }
 
     #[test]
     fn libcontainer_gets_no_identity() {

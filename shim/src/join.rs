@@ -84,7 +84,7 @@ impl Plan {
                 process: self.process,
                 seccomp: self.seccomp,
                 channel,
-                first: false,
+                first: None,
             }
             .run();
         }
@@ -133,12 +133,7 @@ impl Plan {
         // The user namespace first: its owner's rights are what the others are joined with.
         if differs("user") {
             sys::setns(self.pidfd.as_fd(), libc::CLONE_NEWUSER)?;
-            // SAFETY: no pointers. Root of the user namespace; setgroups may be denied there.
-            unsafe {
-                libc::setgroups(0, std::ptr::null());
-                sys::check(libc::setresgid(0, 0, 0))?;
-                sys::check(libc::setresuid(0, 0, 0))?;
-            }
+            sys::become_root()?;
         }
         if kinds != 0 {
             sys::setns(self.pidfd.as_fd(), kinds)?;

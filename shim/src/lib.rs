@@ -22,6 +22,7 @@ pub mod api;
 mod client;
 mod error;
 pub mod frame;
+mod hold;
 pub mod record;
 mod spawn;
 #[cfg(feature = "client")]
@@ -30,6 +31,7 @@ mod streams;
 #[cfg(feature = "client")]
 pub use client::Client;
 pub use error::{Code, Error, Result};
+pub use hold::{Held, READY};
 pub use spawn::{Identity, spawn};
 #[cfg(feature = "client")]
 pub use streams::{Live, Pipe, Streams};

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH]
+//! reconcile-shim hold user [net] [ipc] [uts]      makes namespaces and stands in them until stdin ends
 //! reconcile-shim hello [WORDS]      the built-in test image's program, also as a file named `hello`
 //! ```
 
@@ -16,9 +17,12 @@ mod attach;
 mod r#become;
 mod cgroup;
 mod hello;
+mod holder;
 mod init;
+mod inside;
 mod join;
 mod log;
+mod mounts;
 mod pause;
 mod process;
 mod serve;
@@ -38,6 +42,7 @@ fn main() {
     let code = match args.get(1).map(String::as_str) {
         _ if name == "hello" => hello::run(&args[1..]),
         Some("hello") => hello::run(&args[2..]),
+        Some("hold") => holder::run(&args[2..]),
         Some("serve") => serve::run(&args[2..]),
         Some("--version") => {
             println!("reconcile-shim {}", env!("CARGO_PKG_VERSION"));

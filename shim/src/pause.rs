@@ -171,7 +171,7 @@ fn steps(request: &PauseRequest, channel: RawFd) -> Result<(), String> {
     let pid = sys::fork_sibling(flags).map_err(told("fork"))?;
     if pid == 0 {
         drop(held.1);
-        match inside(&program, &held.0) {
+        match inside(&program, &held.0, !request.user.is_empty()) {
             Ok(never) => match never {},
             Err(error) => fail(channel, &format!("pause: {error}")),
         }
@@ -195,7 +195,7 @@ fn steps(request: &PauseRequest, channel: RawFd) -> Result<(), String> {
         .map_err(told("start the pause process"))
 }
 
-fn inside(program: &OwnedFd, held: &OwnedFd) -> io::Result<std::convert::Infallible> {
+fn inside(program: &OwnedFd, held: &OwnedFd, mapped: bool) -> io::Result<std::convert::Infallible> {
     let mut go = [0u8; 1];
     // SAFETY: one byte of room.
     if check(unsafe { libc::read(held.as_raw_fd(), go.as_mut_ptr().cast(), 1) } as i64)? != 1 {
@@ -203,6 +203,9 @@ fn inside(program: &OwnedFd, held: &OwnedFd) -> io::Result<std::convert::Infalli
     }
     // SAFETY: no pointers. A session of its own.
     unsafe { libc::setsid() };
+    if mapped {
+        sys::become_root()?;
+    }
     empty_root()?;
     for cap in 0..64 {
         if sys::prctl(libc::PR_CAPBSET_DROP, cap).is_err() {

@@ -219,6 +219,26 @@ pub fn join(path: &str, kind: i32) -> io::Result<()> {
     setns(File::open(path)?.as_fd(), kind)
 }
 
+/// The kind of file system a descriptor is on: `f_type` of statfs(2).
+pub fn fs_type(fd: BorrowedFd) -> io::Result<libc::__fsword_t> {
+    // SAFETY: all zero is a valid statfs for the call to fill.
+    unsafe {
+        let mut info: libc::statfs = std::mem::zeroed();
+        check(libc::fstatfs(fd.as_raw_fd(), &mut info))?;
+        Ok(info.f_type)
+    }
+}
+
+/// Becomes root of the user namespace that was just joined.
+pub fn become_root() -> io::Result<()> {
+    // SAFETY: no pointers but null with a length of zero. setgroups may be denied there.
+    unsafe {
+        libc::setgroups(0, std::ptr::null());
+        check(libc::setresgid(0, 0, 0))?;
+        check(libc::setresuid(0, 0, 0)).map(drop)
+    }
+}
+
 /// prctl(2) with one argument.
 pub fn prctl(what: i32, value: u64) -> io::Result<()> {
     // SAFETY: used only with options whose argument is a plain number.

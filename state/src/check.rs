@@ -188,10 +188,18 @@ pub(crate) fn namespaces(at: &str, namespaces: &Namespaces, container: bool) -> 
             );
         }
     }
-    namespaces
-        .user
-        .as_ref()
-        .map_or(Ok(()), |user| user_namespace(&format!("{at}.user"), user))
+    let Some(user) = &namespaces.user else { return Ok(()) };
+    user_namespace(&format!("{at}.user"), user)?;
+    // Their file systems belong to whoever owns the namespaces: the host's user namespace.
+    for (field, mode) in [("pid", namespaces.pid), ("ipc", namespaces.ipc)] {
+        if user.mode == NamespaceMode::Pod && mode == NamespaceMode::Node {
+            return refuse(
+                format!("{at}.{field}"),
+                "cannot be the host's in a pod with a user namespace of its own",
+            );
+        }
+    }
+    Ok(())
 }
 
 fn user_namespace(at: &str, user: &UserNamespace) -> Result<()> {

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
@@ -29,6 +30,10 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
         .map_err(|e| failed(dir, "cannot sync the directory", &e))
 }
 
+/// Longest wait for the lock of a daemon that was killed: if it was just starting a program, the forked child holds the
+/// lock until its execve.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+
 /// Takes the root's lock; it is held as long as the file is open.
 pub(crate) fn lock(root: &Path) -> Result<File> {
     let path = root.join("store.lock");
@@ -39,7 +44,13 @@ pub(crate) fn lock(root: &Path) -> Result<File> {
         .mode(0o600)
         .open(&path);
     let file = file.map_err(|e| failed(&path, "cannot open the lock", &e))?;
-    match file.try_lock() {
+    let started = Instant::now();
+    let mut taken = file.try_lock();
+    while matches!(taken, Err(TryLockError::WouldBlock)) && started.elapsed() < LOCK_WAIT {
+        std::thread::sleep(Duration::from_millis(20));
+        taken = file.try_lock();
+    }
+    match taken {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::Storage {
             path: path.display().to_string(),

@@ -52,6 +52,9 @@ pub struct PodSpec {
     pub host_pid: bool,
     #[serde(default, rename = "hostIPC")]
     pub host_ipc: bool,
+    /// False: the pod gets a user namespace of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_users: Option<bool>,
     #[serde(default)]
     pub share_process_namespace: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -214,6 +217,12 @@ impl Kind for PodKind {
                 "spec.terminationGracePeriodSeconds",
                 "must not be negative",
             ));
+        }
+        for (field, host) in [("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)] {
+            if host && spec.host_users == Some(false) {
+                let problem = "cannot be true where hostUsers is false";
+                return Err(Error::invalid(format!("spec.{field}"), problem));
+            }
         }
         spec.dns.as_ref().map_or(Ok(()), |dns| dns.validate("spec.dns"))?;
         for (name, value) in &spec.sysctls {

@@ -169,6 +169,13 @@ pub struct IdMapping {
     pub length: u32,
 }
 
+impl IdMapping {
+    /// Has the container's `id` a host id?
+    pub fn maps(&self, id: u32) -> bool {
+        id.checked_sub(self.container_id).is_some_and(|at| at < self.length)
+    }
+}
+
 /// CRI `LinuxSandboxSecurityContext`, for the pause process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use oci_spec::runtime::Spec;
 use serde::Deserialize;
 use state::container::{ContainerKind, ContainerStatus, ContainerUser};
+use state::sandbox::Profile;
 use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
-use super::{Stand, cgroup_path, dir, seccomp};
+use super::{Stand, cgroup_path, dir, image_volumes, seccomp, volumes};
 use crate::engine::Context;
 use crate::engine::record::{read, replace, unlink};
 use crate::engine::stage::{Stage, Step, Undone, Why};
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::sandbox;
 use crate::world::Paths;
 use crate::world::linux::passwd::{self, UserRequest};
-use crate::world::linux::{mounts, netns};
+use crate::world::linux::{apparmor, mounts, netns};
 use crate::world::paths::make_dir;
 
 pub struct Bundle;
@@ -116,7 +117,7 @@ impl Stage<ContainerKind> for Bundle {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         let stand = Stand::of(cx, object)?;
-        let host = HostFacts::read().map_err(refused)?;
+        let host = host(object).await?;
         let (spec, filter) = configure(cx, &sandbox, object, &stand, &host).await?;
         let dir = path(&cx.world.paths, object);
         make_dir(&dir)?;
@@ -136,6 +137,26 @@ impl Stage<ContainerKind> for Bundle {
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
         unlink(&path(&cx.world.paths, object).join("config.json"))?;
         Ok(Undone::Done)
+    }
+}
+
+/// What must be known of the host; sees to it that the default AppArmor profile is there if it is needed.
+async fn host(object: &Container) -> Result<HostFacts> {
+    let host = HostFacts::read().map_err(refused)?;
+    let security = &object.spec.security;
+    let default = !security.privileged && matches!(security.apparmor, None | Some(Profile::RuntimeDefault));
+    let loaded = |names: &Vec<String>| names.iter().any(|name| name == apparmor::DEFAULT);
+    if !default || host.apparmor.as_ref().is_none_or(loaded) {
+        return Ok(host);
+    }
+    let done = tokio::task::spawn_blocking(apparmor::load_default).await;
+    match done.map_err(|source| Error::Task {
+        op: "load AppArmor profile",
+        source,
+    })? {
+        Ok(()) => HostFacts::read().map_err(refused),
+        // Whether it goes on without is for the configuration to say.
+        Err(_) => Ok(host),
     }
 }
 
@@ -160,6 +181,7 @@ async fn configure(
     let path_of = |path: Option<PathBuf>| path.filter(|p| netns::observe(p).is_ok());
     let stop_signal = spec::signal::stop_signal(&object.spec, &stand.config).map_err(refused)?;
     let cdi = spec::cdi::names(&object.spec.cdi_devices, &object.meta.annotations);
+    let images = image_volumes::ensure(cx, sandbox, object, stand).await?;
     let input = Input {
         sandbox,
         container: object,
@@ -171,17 +193,17 @@ async fn configure(
         netns: path_of(pins.net),
         ipc: path_of(pins.ipc),
         uts: path_of(pins.uts),
-        userns: None,
+        userns: path_of(pins.user.map(|user| user.path)),
         files: SandboxFiles {
             hostname: files.hostname,
             hosts: files.hosts,
             resolv_conf: files.resolv_conf,
             shm: files.shm,
         },
-        mounts: spec::resolve_mounts(&object.spec.mounts, &BTreeMap::new(), host).map_err(refused)?,
+        mounts: spec::resolve_mounts(&object.spec.mounts, &images, host).map_err(refused)?,
         devices: spec::resolve_devices(&object.spec.devices).map_err(refused)?,
         cdi: spec::cdi::resolve(&cdi, &spec::cdi::DIRECTORIES).map_err(refused)?,
-        volumes: BTreeMap::new(),
+        volumes: volumes::ensure(cx, object, stand).await?,
         annotations: [(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal))].into(),
         handler: spec::Handler::default(),
         host,

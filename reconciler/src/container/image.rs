@@ -1,8 +1,10 @@
 //! Stage `image`: which layers and which configuration the container stands on, written down once, so that removing
 //! or moving the image's names changes nothing for it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
-use state::container::ContainerKind;
+use state::container::{ContainerImage, ContainerKind};
 use state::image::{ImageConfig, ImageKind, ImagePhase};
 use state::{Container, Image as ImageObject};
 
@@ -24,6 +26,27 @@ pub struct Stand {
     /// Bottom first.
     pub chain_ids: Vec<String>,
     pub config: ImageConfig,
+    /// Images that are mounted as volumes, by their place among the container's mounts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub volumes: BTreeMap<usize, VolumeImage>,
+}
+
+/// An image mounted as a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeImage {
+    pub id: String,
+    pub manifest_digest: String,
+    /// Bottom first.
+    pub chain_ids: Vec<String>,
+}
+
+/// What of an image a container needs.
+pub struct Needed<'a> {
+    pub id: &'a str,
+    pub manifest_digest: &'a str,
+    /// Bottom first.
+    pub chain_ids: &'a [String],
 }
 
 impl Stand {
@@ -37,6 +60,20 @@ impl Stand {
         let Some(text) = read(&path)? else { return Ok(None) };
         let stand = serde_json::from_slice(&text).map_err(|e| std::io::Error::other(e.to_string()));
         stand.map(Some).map_err(Error::io("read", path))
+    }
+
+    /// Every image that the container needs.
+    pub fn images(&self) -> impl Iterator<Item = Needed<'_>> {
+        let own = Needed {
+            id: &self.id,
+            manifest_digest: &self.manifest_digest,
+            chain_ids: &self.chain_ids,
+        };
+        std::iter::once(own).chain(self.volumes.values().map(|image| Needed {
+            id: &image.id,
+            manifest_digest: &image.manifest_digest,
+            chain_ids: &image.chain_ids,
+        }))
     }
 
     /// The receipt, for a stage above this one.
@@ -55,7 +92,14 @@ pub fn by_id(cx: &Context, id: &str) -> Option<std::sync::Arc<ImageObject>> {
 
 pub struct Have {
     receipt: bool,
-    ready: bool,
+    /// Reference of the first image that is not here.
+    missing: Option<String>,
+}
+
+/// The images of a container's volumes, by their place among its mounts.
+fn volumes(object: &Container) -> impl Iterator<Item = (usize, &ContainerImage)> {
+    let mounts = object.spec.mounts.iter().enumerate();
+    mounts.filter_map(|(i, mount)| Some((i, mount.image.as_ref()?)))
 }
 
 impl Stage<ContainerKind> for Image {
@@ -64,18 +108,22 @@ impl Stage<ContainerKind> for Image {
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
         let receipt = Stand::read(&cx.world.paths, object)?.is_some();
-        let ready = receipt || by_id(cx, &object.spec.image.id).is_some();
-        Ok(Have { receipt, ready })
+        let mut images = std::iter::once(&object.spec.image).chain(volumes(object).map(|(_, image)| image));
+        let missing = match receipt {
+            true => None,
+            false => images.find(|image| by_id(cx, &image.id).is_none()),
+        };
+        Ok(Have {
+            receipt,
+            missing: missing.map(|image| image.requested.clone()),
+        })
     }
 
-    fn diff(object: &Container, have: &Have) -> Step {
-        match (have.receipt, have.ready) {
+    fn diff(_: &Container, have: &Have) -> Step {
+        match (have.receipt, &have.missing) {
             (true, _) => Step::Keep,
-            (false, true) => Step::Make(Why::new("Absent", "")),
-            (false, false) => Step::Wait(Why::new(
-                "ImageNotReady",
-                format!("image {} is not here", object.spec.image.requested),
-            )),
+            (false, None) => Step::Make(Why::new("Absent", "")),
+            (false, Some(image)) => Step::Wait(Why::new("ImageNotReady", format!("image {image} is not here"))),
         }
     }
 
@@ -87,11 +135,24 @@ impl Stage<ContainerKind> for Image {
         let Some(image) = by_id(cx, &object.spec.image.id) else {
             return Ok(());
         };
+        let mut mounted = BTreeMap::new();
+        for (i, wish) in volumes(object) {
+            let Some(image) = by_id(cx, &wish.id) else {
+                return Ok(());
+            };
+            let volume = VolumeImage {
+                id: image.status.id.clone(),
+                manifest_digest: image.status.manifest_digest.clone(),
+                chain_ids: image.status.chain_ids.clone(),
+            };
+            mounted.insert(i, volume);
+        }
         let stand = Stand {
             id: image.status.id.clone(),
             manifest_digest: image.status.manifest_digest.clone(),
             chain_ids: image.status.chain_ids.clone(),
             config: image.status.config.clone(),
+            volumes: mounted,
         };
         let text = serde_json::to_vec(&stand).unwrap_or_default();
         replace(&Stand::path(&cx.world.paths, object), &text)

@@ -23,21 +23,22 @@ impl Stage<ContainerKind> for Layer {
     const NAME: &'static str = "layer";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
+        let mut have = Have {
+            missing: 0,
+            doubtful: 0,
+        };
         let Some(stand) = Stand::read(&cx.world.paths, object)? else {
-            return Ok(Have {
-                missing: 0,
-                doubtful: 0,
-            });
+            return Ok(have);
         };
         // What runs stands on its layers, whatever they are like.
         let running = super::run_record(&cx.world.paths, object)?.is_some_and(|run| run.start.is_some());
-        Ok(Have {
-            missing: cx.world.images.missing(&stand.chain_ids).await?,
-            doubtful: match running {
-                true => 0,
-                false => cx.world.images.doubtful(&stand.chain_ids).await?,
-            },
-        })
+        for image in stand.images() {
+            have.missing += cx.world.images.missing(image.chain_ids).await?;
+            if !running {
+                have.doubtful += cx.world.images.doubtful(image.chain_ids).await?;
+            }
+        }
+        Ok(have)
     }
 
     fn diff(_: &Container, have: &Have) -> Step {
@@ -57,15 +58,18 @@ impl Stage<ContainerKind> for Layer {
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let stand = Stand::of(cx, object)?;
-        cx.world.images.settle_doubts(&stand.chain_ids).await?;
-        let unpacked = cx.world.images.unpack(&stand.manifest_digest).await;
-        if unpacked.is_err() {
-            // A damaged blob is gone now; who names it fetches it.
-            let images = cx.store.list::<ImageKind>();
-            let named = images.iter().filter(|i| i.status.id == stand.id);
-            named.for_each(|i| cx.queues.images.look(i.uid(), "blob"));
+        for image in stand.images() {
+            cx.world.images.settle_doubts(image.chain_ids).await?;
+            let unpacked = cx.world.images.unpack(image.manifest_digest).await;
+            if unpacked.is_err() {
+                // A damaged blob is gone now; who names it fetches it.
+                let images = cx.store.list::<ImageKind>();
+                let named = images.iter().filter(|i| i.status.id == image.id);
+                named.for_each(|i| cx.queues.images.look(i.uid(), "blob"));
+            }
+            unpacked?;
         }
-        unpacked
+        Ok(())
     }
 
     async fn undo(_: &Context, _: &Container) -> Result<Undone> {

@@ -12,6 +12,7 @@
 
 mod bundle;
 mod image;
+mod image_volumes;
 mod io;
 mod layer;
 pub mod limits;
@@ -20,6 +21,7 @@ mod rootfs;
 pub mod seccomp;
 pub mod spec;
 mod task;
+mod volumes;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -40,8 +40,10 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
     }
     for container in cx.store.list::<ContainerKind>() {
         if let Some(stand) = Stand::read(&cx.world.paths, &container)? {
-            roots.manifests.insert(stand.manifest_digest);
-            roots.layers.extend(stand.chain_ids);
+            for image in stand.images() {
+                roots.manifests.insert(image.manifest_digest.to_owned());
+                roots.layers.extend(image.chain_ids.iter().cloned());
+            }
         }
     }
     roots.manifests.remove("");

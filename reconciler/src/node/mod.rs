@@ -2,7 +2,7 @@
 
 pub mod sample;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use state::Node;
@@ -14,6 +14,7 @@ use crate::container::spec::HostFacts;
 use crate::engine::controller::Next;
 use crate::engine::{Context, conditions};
 use crate::error::{Error, Result};
+use crate::world::linux::mounts;
 
 /// How often disk usage of the image store is counted while somebody runs the daemon.
 const SAMPLE: Duration = Duration::from_secs(60);
@@ -40,10 +41,21 @@ pub async fn ensure(cx: &Context) -> Result<()> {
     }
 }
 
+/// Tells the network which pod CIDRs the node was given.
+pub fn tell_network(cx: &Context) {
+    let Some(node) = cx.store.by_name::<NodeKind>(LOCAL) else {
+        return;
+    };
+    if let Err(error) = cx.world.network.use_pod_cidrs(&node.spec.pod_cidr) {
+        tracing::warn!(%error, "the node's pod CIDRs are of no use");
+    }
+}
+
 /// Looks at the node; `Ready` becomes true once the first look at all objects is done.
 pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let old = &object.status;
     let ready = cx.looked.get().is_some();
+    tell_network(cx);
     let network = cx.world.network.ready();
     let now = cx.world.clock.now_ns();
     let mut all = vec![match ready {
@@ -68,6 +80,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let host = HostFacts::read()
         .map_err(std::io::Error::other)
         .map_err(Error::io("look at", "the host"))?;
+    let user_namespaces = user_namespaces(cx, host.kernel).await?;
     let (bytes, inodes) = cx.world.images.usage().await?;
     let status = NodeStatus {
         observed_generation: object.meta.generation,
@@ -81,7 +94,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         image_sampled: now,
         network: cx.world.network.describe(),
         recursive_read_only: host.recursive_read_only(),
-        user_namespaces: false,
+        user_namespaces,
     };
     let same = NodeStatus {
         image_sampled: old.image_sampled,
@@ -91,6 +104,21 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         cx.store.set_status::<NodeKind>(object.uid(), status);
     }
     Ok(Next::Again(SAMPLE))
+}
+
+/// Can pods have user namespaces? It takes overlay with id-mapped layers (Linux 5.19), and the store's file system.
+async fn user_namespaces(cx: &Context, kernel: (u32, u32)) -> Result<bool> {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
+    }
+    let (dir, shim) = (cx.world.images.dir().to_owned(), cx.world.shims.exe().to_owned());
+    let found = tokio::task::spawn_blocking(move || kernel >= (5, 19) && mounts::can_map(&dir, &shim));
+    let found = found.await.map_err(|source| Error::Task {
+        op: "try id-mapped mounts",
+        source,
+    })?;
+    Ok(*KNOWN.get_or_init(|| found))
 }
 
 fn store_conditions(opened: Opened) -> Vec<Condition> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use state::container::{ContainerGoal, ContainerImage, ContainerSpec, Mount, Resources};
 use state::image::{ImageKind, ImagePhase};
 use state::pod::PodContainer;
-use state::sandbox::{NamespaceMode, Namespaces, PodRef, PortMapping, SandboxKind, SandboxSpec};
+use state::sandbox::{NamespaceMode, Namespaces, PodRef, PortMapping, SandboxKind, SandboxSpec, UserNamespace};
 use state::{Image, Kind, Meta, Owner, Pod, PodSandbox, Reference};
 
 use super::volumes;
@@ -13,7 +13,7 @@ use crate::engine::Context;
 use crate::error::{Error, Result};
 use crate::world::Paths;
 
-fn namespaces(pod: &Pod) -> Namespaces {
+fn namespaces(pod: &Pod, user: Option<UserNamespace>) -> Namespaces {
     let mode = |host: bool| if host { NamespaceMode::Node } else { NamespaceMode::Pod };
     let pid = match (pod.spec.host_pid, pod.spec.share_process_namespace) {
         (true, _) => NamespaceMode::Node,
@@ -24,6 +24,7 @@ fn namespaces(pod: &Pod) -> Namespaces {
         network: mode(pod.spec.host_network),
         ipc: mode(pod.spec.host_ipc),
         pid,
+        user,
         ..Namespaces::default()
     }
 }
@@ -40,7 +41,8 @@ pub fn is_current(pod: &Pod, sandbox: &PodSandbox) -> bool {
         .is_none_or(|made| *made == pod.meta.generation.to_string())
 }
 
-pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
+/// `user` is the pod's own user namespace, if it wants one.
+pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32, user: Option<UserNamespace>) -> (Meta, SandboxSpec) {
     let mut meta = Meta {
         name: format!("{}_{}_{}_{attempt}", pod.meta.name, pod.meta.namespace, pod.uid()),
         namespace: pod.meta.namespace.clone(),
@@ -92,7 +94,7 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32) -> (Meta, SandboxSpec) {
             ports.collect()
         },
         sysctls: pod.spec.sysctls.clone(),
-        namespaces: namespaces(pod),
+        namespaces: namespaces(pod, user),
         security: state::sandbox::SandboxSecurity {
             privileged: any_privileged,
             ..Default::default()
@@ -138,7 +140,7 @@ pub fn container(
         ..Meta::default()
     };
     let mut security = wish.security.clone();
-    security.namespaces = namespaces(pod);
+    security.namespaces = namespaces(pod, sandbox.spec.namespaces.user.clone());
     let spec = ContainerSpec {
         goal: ContainerGoal::Running,
         sandbox: sandbox.uid().to_owned(),
@@ -153,7 +155,7 @@ pub fn container(
         args: wish.args.clone(),
         working_dir: wish.working_dir.clone(),
         env: wish.env.clone(),
-        mounts: mounts(&cx.world.paths, pod, wish)?,
+        mounts: mounts(&cx.world.paths, pod, sandbox, wish)?,
         log_path: match pod.meta.generation {
             1 => format!("{name}/{attempt}.log"),
             changed => format!("{name}/{changed}-{attempt}.log"),
@@ -172,7 +174,9 @@ pub fn container(
     Ok((meta, spec))
 }
 
-fn mounts(paths: &Paths, pod: &Pod, wish: &PodContainer) -> Result<Vec<Mount>> {
+/// Volumes keep their owners: those of the pod's user namespace are shown as if there was none.
+fn mounts(paths: &Paths, pod: &Pod, sandbox: &PodSandbox, wish: &PodContainer) -> Result<Vec<Mount>> {
+    let user = crate::sandbox::user_namespace(&sandbox.spec);
     let mount = |mount: &state::pod::VolumeMount| {
         let volume = pod.spec.volumes.iter().find(|v| v.name == mount.name);
         let volume =
@@ -185,6 +189,8 @@ fn mounts(paths: &Paths, pod: &Pod, wish: &PodContainer) -> Result<Vec<Mount>> {
             container_path: mount.mount_path.clone(),
             host_path: host.display().to_string(),
             readonly: mount.read_only,
+            uid_mappings: user.map(|user| user.uids.clone()).unwrap_or_default(),
+            gid_mappings: user.map(|user| user.gids.clone()).unwrap_or_default(),
             ..Mount::default()
         })
     };

@@ -9,7 +9,7 @@ use state::store::New;
 use state::{Kind, Owner, Pod, Reference};
 
 use super::decide::{Child, Decision, View, Wish, decide};
-use super::{build, pulls};
+use super::{build, pulls, users};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
@@ -114,7 +114,12 @@ fn describe(wish: &Wish) -> String {
 async fn fulfil(cx: &Context, pod: &Pod, wish: Wish) -> Result<()> {
     match wish {
         Wish::Sandbox { attempt } => {
-            let (meta, spec) = build::sandbox(&cx.world.paths, pod, attempt);
+            // Until the record is written: nobody else takes the same range.
+            let _ranges = users::CHOICE.lock().await;
+            let user = (pod.spec.host_users == Some(false))
+                .then(|| users::choose(cx))
+                .transpose()?;
+            let (meta, spec) = build::sandbox(&cx.world.paths, pod, attempt, user);
             written(cx.store.create::<SandboxKind>(New { meta, spec }).await.map(drop))
         }
         Wish::Container { name, attempt } => {

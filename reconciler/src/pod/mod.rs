@@ -11,6 +11,7 @@ mod build;
 mod children;
 mod decide;
 mod pulls;
+mod users;
 mod volumes;
 
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Stage `files`: hostname, hosts, resolv.conf and /dev/shm (CRI contract, sandbox files).
+//! Stage `files`: hostname, hosts, resolv.conf and /dev/shm (CRI contract, sandbox files). Its undo takes down the
+//! images that containers had as volumes too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,8 @@ fn own_shm(object: &PodSandbox) -> bool {
 
 pub struct Have {
     missing: Option<&'static str>,
-    shm: bool,
+    /// The pod's shared memory, or an image that is a volume.
+    mounted: bool,
 }
 
 impl Stage<SandboxKind> for Files {
@@ -68,7 +70,9 @@ impl Stage<SandboxKind> for Files {
         if own_shm(object) && !shm {
             missing = missing.or(Some("shm"));
         }
-        Ok(Have { missing, shm })
+        let images = cx.world.paths.image_volumes(object.uid()).exists();
+        let mounted = shm || images;
+        Ok(Have { missing, mounted })
     }
 
     fn diff(object: &PodSandbox, have: &Have) -> Step {
@@ -81,7 +85,7 @@ impl Stage<SandboxKind> for Files {
 
     /// The files lie in the object's directory and go with it; only the mount must be undone.
     fn present(have: &Have) -> bool {
-        have.shm
+        have.mounted
     }
 
     async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
@@ -105,6 +109,15 @@ impl Stage<SandboxKind> for Files {
 
     async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
         unmount(&cx.world.paths.shm(object.uid()))?;
+        let volumes = cx.world.paths.image_volumes(object.uid());
+        mounts::clear_scratch(&volumes.join("mapped")).map_err(images::failed("image volume"))?;
+        for entry in fs::read_dir(&volumes).into_iter().flatten().flatten() {
+            unmount(&entry.path())?;
+        }
+        match fs::remove_dir(&volumes) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", volumes)(e)),
+            _ => {}
+        }
         Ok(Undone::Done)
     }
 }

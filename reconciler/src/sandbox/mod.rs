@@ -24,7 +24,7 @@ use state::{Condition, Container, Object, PodSandbox};
 
 pub use cgroup::path as cgroup_path;
 pub use files::paths as files;
-pub use netns::pins;
+pub use netns::{pins, user_namespace};
 
 use crate::engine::pass::{Height, Staged, Summary};
 use crate::engine::record::{Placed, Record, read, replace};

@@ -1,10 +1,10 @@
-//! Stage `netns`: the network, ipc and uts namespaces, pinned by bind mounts.
+//! Stage `netns`: the network, ipc and uts namespaces, and the user namespace, pinned by bind mounts.
 
 use std::path::{Path, PathBuf};
 
 use shim::record;
 use state::PodSandbox;
-use state::sandbox::{NamespaceMode, SandboxKind, SandboxSpec, SandboxStatus};
+use state::sandbox::{IdMapping, NamespaceMode, SandboxKind, SandboxSpec, SandboxStatus, UserNamespace};
 
 use super::host_network;
 use crate::engine::record::{replace, unlink};
@@ -12,7 +12,7 @@ use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Error, Result};
 use crate::world::Paths;
-use crate::world::linux::netns::{self, Pin, Pins};
+use crate::world::linux::netns::{self, Pin, Pins, UserPin};
 use crate::world::paths::make_dir;
 
 pub struct Netns;
@@ -27,22 +27,33 @@ pub fn pins(paths: &Paths, object: &PodSandbox) -> Pins {
         uts: own_net.then(|| dir.join("uts")),
         hostname: object.spec.hostname.clone(),
         sysctls: object.spec.sysctls.clone(),
-        user: user_namespace(&object.spec),
+        user: user_namespace(&object.spec).map(|user| UserPin {
+            path: dir.join("user"),
+            uids: triples(&user.uids),
+            gids: triples(&user.gids),
+        }),
     }
 }
 
-fn user_namespace(spec: &SandboxSpec) -> bool {
-    spec.namespaces
-        .user
-        .as_ref()
-        .is_some_and(|user| user.mode == NamespaceMode::Pod)
+/// The pod's own user namespace, if it has one.
+pub fn user_namespace(spec: &SandboxSpec) -> Option<&UserNamespace> {
+    let user = spec.namespaces.user.as_ref();
+    user.filter(|user| user.mode == NamespaceMode::Pod)
+}
+
+fn triples(maps: &[IdMapping]) -> Vec<(u32, u32, u32)> {
+    maps.iter()
+        .map(|map| (map.container_id, map.host_id, map.length))
+        .collect()
 }
 
 fn kinds(pins: &Pins) -> Vec<(netns::Kind, PathBuf)> {
+    let user = pins.user.as_ref().map(|user| user.path.clone());
     let all = [
         (netns::Kind::Net, &pins.net),
         (netns::Kind::Ipc, &pins.ipc),
         (netns::Kind::Uts, &pins.uts),
+        (netns::Kind::User, &user),
     ];
     all.into_iter()
         .filter_map(|(kind, path)| Some((kind, path.clone()?)))
@@ -126,8 +137,9 @@ impl Stage<SandboxKind> for Netns {
             return Ok(());
         }
         make_dir(marker.parent().unwrap_or(Path::new("/")))?;
+        let shim = cx.world.shims.exe().to_owned();
         // Its own thread: a thread keeps the namespaces that it made.
-        tokio::task::spawn_blocking(move || netns::ensure(&pins))
+        tokio::task::spawn_blocking(move || netns::ensure(&pins, &shim))
             .await
             .map_err(|source| Error::Task {
                 op: "make namespaces",

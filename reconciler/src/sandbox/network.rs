@@ -109,6 +109,8 @@ impl Stage<SandboxKind> for Network {
     }
 
     async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
+        // A CIDR that was just told counts for the first pod.
+        crate::node::tell_network(cx);
         let attachment = cx.world.network.ensure(&want(cx, object)?).await?;
         tracing::info!(ip = ?attachment.ips().0, "network attached");
         Ok(())

@@ -71,7 +71,7 @@ impl Stage<SandboxKind> for Pause {
             netns: path(pins.net),
             ipc: path(pins.ipc),
             uts: path(pins.uts),
-            user: String::new(),
+            user: path(pins.user.map(|user| user.path)),
             new_pid_ns: shares_pid(&object.spec),
             cgroup: cgroup_path(cx, object, object.uid()),
             hostname: String::new(),

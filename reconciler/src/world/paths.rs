@@ -57,6 +57,11 @@ impl Paths {
         self.pod_state(sandbox).join("shm")
     }
 
+    /// Where images are mounted as volumes of a pod.
+    pub fn image_volumes(&self, sandbox: &str) -> PathBuf {
+        self.pod_state(sandbox).join("images")
+    }
+
     /// A container's volatile directory: FIFOs and the mount point of its root file system.
     pub fn container_state(&self, sandbox: &str, container: &str) -> PathBuf {
         self.pod_state(sandbox).join("containers").join(container)

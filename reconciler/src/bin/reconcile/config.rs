@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::metrics::Address;
 use crate::options::Network;
+use reconciler::world::linux::network::Cidr;
 
 /// Read in a configuration directory.
 const NAME: &str = "config.yaml";
@@ -46,6 +47,28 @@ pub struct NetworkConfig {
     pub cni_conf_dir: Option<PathBuf>,
     /// Where CNI plugins lie, in the order of search.
     pub cni_bin_dirs: Option<Vec<PathBuf>>,
+    /// Filled with the node's pod CIDRs where there is no CNI configuration.
+    pub cni_template: Option<PathBuf>,
+    /// Networks of the built-in bridge, one of each family at most, comma-separated.
+    #[serde(rename = "podCIDR", deserialize_with = "pod_cidrs")]
+    pub pod_cidrs: Vec<Cidr>,
+}
+
+fn pod_cidrs<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Vec<Cidr>, D::Error> {
+    let text = String::deserialize(from)?;
+    let one = |text: &str| {
+        let wrong = |_| serde::de::Error::custom(format!("{text:?} is not a CIDR such as 10.1.0.0/16"));
+        text.trim().parse::<Cidr>().map_err(wrong)
+    };
+    let all = text
+        .split(',')
+        .map(one)
+        .collect::<std::result::Result<Vec<_>, D::Error>>()?;
+    match &all[..] {
+        [_] => Ok(all),
+        [a, b] if a.ip.is_ipv4() != b.ip.is_ipv4() => Ok(all),
+        _ => Err(serde::de::Error::custom("takes one network of each family at most")),
+    }
 }
 
 /// The server for exec, attach and port-forward.
@@ -98,6 +121,7 @@ mod tests {
     fn reads_every_key() {
         let text = "root: /r\nstate: /s\nsocket: unix:///x\nlogLevel: debug\nmetrics: 127.0.0.1:9180\n\
                     network:\n  mode: builtin\n  cniConfDir: /c\n  cniBinDirs: [/a, /b]\n\
+                    \x20 cniTemplate: /t\n  podCIDR: 10.1.0.0/16, fd00::/64\n\
                     registry:\n  certsDirs: [/d]\n  rateFloor: 5\n  window: 9\n";
         let config = parse(text, Path::new("c.yaml")).unwrap();
         assert_eq!(config.root, Some("/r".into()));
@@ -105,6 +129,7 @@ mod tests {
         assert_eq!(config.metrics, "127.0.0.1:9180".parse().ok());
         assert_eq!(config.network.mode, Some(Network::Builtin));
         assert_eq!(config.network.cni_bin_dirs, Some(vec!["/a".into(), "/b".into()]));
+        assert_eq!(config.network.pod_cidrs.len(), 2);
         assert_eq!(config.registry.certs_dirs, Some(vec!["/d".into()]));
         assert_eq!((config.registry.rate_floor, config.registry.window), (Some(5), Some(9)));
     }
@@ -116,6 +141,11 @@ mod tests {
             (
                 "network:\n  mode: none\n",
                 "c.yaml:2:9: network.mode: unknown variant `none`",
+            ),
+            ("network: {podCIDR: ten}\n", "\"ten\" is not a CIDR"),
+            (
+                "network: {podCIDR: '10.1.0.0/16,10.2.0.0/16'}\n",
+                "one network of each family",
             ),
             ("metrics: 0.0.0.0:1\n", "loopback"),
             ("root: [\n", "c.yaml:"),

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use reconciler::runtime::Options;
 use reconciler::streaming::Settings;
-use reconciler::world::linux::network::Mode;
+use reconciler::world::linux::network::{Cidr, Mode};
 use reconciler::world::linux::registry;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
@@ -68,6 +68,8 @@ pub struct Global {
     network: Network,
     cni_conf_dir: PathBuf,
     cni_bin_dirs: Vec<PathBuf>,
+    cni_template: Option<PathBuf>,
+    pod_cidrs: Vec<Cidr>,
     pub registry: registry::Config,
     streaming: Settings,
 }
@@ -113,6 +115,8 @@ impl Flags {
             cni_bin_dirs: network
                 .cni_bin_dirs
                 .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
+            cni_template: network.cni_template,
+            pod_cidrs: network.pod_cidrs,
             registry: registries(file.registry),
             streaming,
         })
@@ -133,6 +137,8 @@ impl Global {
             },
             cni_conf_dir: self.cni_conf_dir.clone(),
             cni_bin_dirs: self.cni_bin_dirs.clone(),
+            pod_cidrs: self.pod_cidrs.clone(),
+            cni_template: self.cni_template.clone(),
             registry: self.registry.clone(),
         })
     }

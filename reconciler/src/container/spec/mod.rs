@@ -40,6 +40,7 @@ use state::image::ImageConfig;
 use state::sandbox::PodSandbox;
 
 pub use host::{DeviceNode, HostFacts, ResolvedDevice, ResolvedMount, resolve_devices, resolve_mounts};
+pub use mounts::clean;
 
 /// Version of the OCI runtime specification that is written.
 const OCI_VERSION: &str = "1.2.0";

@@ -123,6 +123,12 @@ fn base(input: &Input) -> Vec<Mount> {
         ),
         mount("/dev/mqueue", "mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
     ];
+    // The group of terminals must exist in the user namespace.
+    if !maps_group(input, 5)
+        && let Some(options) = all[2].options_mut()
+    {
+        options.retain(|option| option != "gid=5");
+    }
     // A new sysfs shows the network namespace, and needs rights over it that a user namespace on the host's lacks.
     if input.userns.is_some() && input.sandbox.spec.namespaces.network == NamespaceMode::Node {
         let recursive = if access == "ro" { "rro" } else { "rw" };
@@ -136,6 +142,19 @@ fn base(input: &Input) -> Vec<Mount> {
     }
     all.extend(cgroup(input, access));
     all
+}
+
+fn maps_group(input: &Input, id: u32) -> bool {
+    let user = input.sandbox.spec.namespaces.user.as_ref();
+    user.is_none_or(|user| user.gids.is_empty() || user.gids.iter().any(|map| map.maps(id)))
+}
+
+/// Shows the files that the daemon made, root's on the host, as root's of the pod's user namespace.
+fn mapped(input: &Input, mut mount: Mount) -> Mount {
+    if let (Some(uids), Some(gids)) = super::namespaces::mappings(input) {
+        mount.set_uid_mappings(Some(uids)).set_gid_mappings(Some(gids));
+    }
+    mount
 }
 
 fn cgroup(input: &Input, access: &str) -> Vec<Mount> {
@@ -172,13 +191,20 @@ fn of_sandbox(input: &Input) -> Vec<Mount> {
     ]
     .into_iter()
     .filter(|(_, source, _)| !source.as_os_str().is_empty())
-    .map(|(path, source, access)| bind(Path::new(path), source, ["rbind", "rprivate", access]))
+    .map(|(path, source, access)| {
+        let mount = bind(Path::new(path), source, ["rbind", "rprivate", access]);
+        // A tmpfs that everyone may write, with owners of its own.
+        let shm = path == "/dev/shm";
+        if shm { mount } else { mapped(input, mount) }
+    })
     .collect()
 }
 
 fn volumes(input: &Input) -> impl Iterator<Item = Mount> {
-    let one = |(path, source): (&String, &PathBuf)| bind(&clean(Path::new(path)), source, ["rbind", "rprivate", "rw"]);
-    input.volumes.iter().map(one)
+    input.volumes.iter().map(|(path, source)| {
+        let mount = bind(&clean(Path::new(path)), source, ["rbind", "rprivate", "rw"]);
+        mapped(input, mount)
+    })
 }
 
 fn wished(input: &Input) -> Result<Vec<Mount>> {
@@ -227,7 +253,9 @@ fn one(index: usize, wish: &Wish, source: &Path) -> Result<Mount> {
     }
     let mut mount = bind(&path, source, []);
     mount.set_options(Some(options));
-    if !wish.uid_mappings.is_empty() || !wish.gid_mappings.is_empty() {
+    // An image is mounted with its owners mapped already.
+    let asked = !wish.uid_mappings.is_empty() || !wish.gid_mappings.is_empty();
+    if asked && wish.image.is_none() {
         mount
             .set_uid_mappings(Some(oci(&wish.uid_mappings)))
             .set_gid_mappings(Some(oci(&wish.gid_mappings)));

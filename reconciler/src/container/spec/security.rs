@@ -1,11 +1,12 @@
 //! Checks across fields, and the labels of the security modules (CRI `LinuxContainerSecurityContext`).
 
-use state::sandbox::{NamespaceMode, Profile, SeLinux};
+use state::container::{Mount, Propagation};
+use state::sandbox::{IdMapping, NamespaceMode, Profile, SeLinux};
 
 use super::{Input, Result, SpecError};
 
 /// The AppArmor profile that `RuntimeDefault` means.
-pub const APPARMOR_DEFAULT: &str = "reconcile-default";
+pub const APPARMOR_DEFAULT: &str = crate::world::linux::apparmor::DEFAULT;
 
 /// What no single field can tell.
 pub fn check(input: &Input) -> Result<()> {
@@ -63,10 +64,28 @@ fn namespaces(input: &Input) -> Result<()> {
             _ => return invalid(field, "must be exactly one mapping"),
         }
     }
-    match input.userns {
-        Some(_) => Ok(()),
-        None => invalid("user", "the sandbox's user namespace is not there"),
+    if input.userns.is_none() {
+        return invalid("user", "the sandbox's user namespace is not there");
     }
+    let (who, lists) = (input.user, (&user.uids, &user.gids));
+    let unmapped = |list: &[IdMapping], id: u32| !list.iter().any(|map| map.maps(id));
+    let group = who.groups.iter().chain([&who.gid]).find(|gid| unmapped(lists.1, **gid));
+    if unmapped(lists.0, who.uid) || group.is_some() {
+        let reason = format!(
+            "user {}, group {} or one of groups {:?} is outside of the pod's user namespace",
+            who.uid, who.gid, who.groups
+        );
+        return invalid("user", &reason);
+    }
+    // What the container mounts would appear on the host.
+    let shared = |mount: &Mount| mount.propagation == Propagation::Bidirectional;
+    if let Some(i) = input.container.spec.mounts.iter().position(shared) {
+        return Err(SpecError::invalid(
+            format!("spec.mounts[{i}].propagation"),
+            "Bidirectional needs the host's user namespace",
+        ));
+    }
+    Ok(())
 }
 
 /// Masked and read-only paths are the request's own, none for a privileged container.
@@ -101,7 +120,7 @@ pub fn apparmor(input: &Input) -> Result<Option<String>> {
         Some(Profile::RuntimeDefault) if has(APPARMOR_DEFAULT) => Ok(Some(APPARMOR_DEFAULT.into())),
         Some(Profile::RuntimeDefault) => Err(SpecError::unsupported(
             field,
-            format!("the profile {APPARMOR_DEFAULT} is not loaded"),
+            format!("the profile {APPARMOR_DEFAULT} is not loaded; is apparmor_parser(8) installed?"),
         )),
         Some(Profile::Localhost { reference }) if has(reference) => Ok(Some(reference.clone())),
         Some(Profile::Localhost { reference }) => Err(SpecError::unsupported(

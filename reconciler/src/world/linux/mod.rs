@@ -1,5 +1,6 @@
 //! The world of a real Linux node.
 
+pub mod apparmor;
 pub mod archive;
 pub mod cgroup;
 pub mod clock;
@@ -16,6 +17,7 @@ pub mod network;
 pub mod passwd;
 pub mod pull;
 pub mod registry;
+pub mod seed;
 pub mod shims;
 pub mod trash;
 pub mod unpack;

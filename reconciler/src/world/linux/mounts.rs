@@ -104,6 +104,29 @@ pub fn mount_rootfs_mapped(
     outcome.and(cleared)
 }
 
+/// As [`mount_view`], with the owners that `mapping` gives. `target`'s directory is used for what this takes.
+pub fn mount_view_mapped(lower: &[PathBuf], target: &Path, mapping: Mapping<'_>) -> Result<()> {
+    if observe(target)?.is_some() {
+        return Ok(());
+    }
+    // Overlay wants two layers.
+    let empty = target.with_file_name("empty");
+    for dir in [target, &empty] {
+        fs::create_dir_all(dir).map_err(Error::io("create directory", dir.display()))?;
+    }
+    let scratch = target.with_file_name("mapped");
+    let outcome = map_all(lower, &scratch, mapping).and_then(|mut lower| {
+        lower.push(empty);
+        let mounted = match overlay(&lower, None, MOUNT_ATTR_RDONLY) {
+            Ok(fd) => attach(&fd, target),
+            Err(Errno::EINVAL | Errno::ENOSYS) => mount_by_options(&lower, None, target),
+            Err(e) => Err(e),
+        };
+        mounted.map_err(Error::io("mount an image at", target.display()))
+    });
+    outcome.and(clear_scratch(&scratch))
+}
+
 /// Mounts of the layers that show mapped owners. They must be attached somewhere while overlay takes its clones: it
 /// refuses detached ones before Linux 6.15.
 fn map_all(lower: &[PathBuf], scratch: &Path, mapping: Mapping<'_>) -> Result<Vec<PathBuf>> {
@@ -119,6 +142,11 @@ fn map_all(lower: &[PathBuf], scratch: &Path, mapping: Mapping<'_>) -> Result<Ve
 }
 
 fn map_one(layer: &Path, point: &Path, userns: BorrowedFd<'_>) -> nix::Result<()> {
+    attach(&mapped(layer, userns)?, point)
+}
+
+/// A directory's mount with mapped owners, attached nowhere.
+fn mapped(layer: &Path, userns: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     let path = CString::new(layer.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
     let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
     // SAFETY: the path is NUL-terminated; a descriptor that the kernel answers is ours.
@@ -141,12 +169,11 @@ fn map_one(layer: &Path, point: &Path, userns: BorrowedFd<'_>) -> nix::Result<()
             size,
         )
     };
-    Errno::result(result)?;
-    attach(&tree, point)
+    Errno::result(result).map(|_| tree)
 }
 
-/// Unmounts and removes what [`map_all`] made, also before a crash.
-fn clear_scratch(scratch: &Path) -> Result<()> {
+/// Unmounts and removes what [`mount_rootfs_mapped`] made beside its target, if it was cut short.
+pub fn clear_scratch(scratch: &Path) -> Result<()> {
     let failed = |e: std::io::Error| Error::io("clear", scratch.display())(e);
     let points = match fs::read_dir(scratch) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -447,6 +474,18 @@ pub fn mount_shm(target: &Path, size: u64) -> Result<()> {
     let options = format!("mode=1777,size={size}");
     mount(Some("shm"), target, Some("tmpfs"), flags, Some(options.as_str()))
         .map_err(Error::io("mount shared memory at", target.display()))
+}
+
+/// Whether the file system of `dir` can show its files with the owners of a user namespace.
+pub fn can_map(dir: &Path, shim: &Path) -> bool {
+    let one = [(0, 100_000, 1)];
+    let try_it = || {
+        let held = shim::Held::make(shim, &["user"]).ok()?;
+        held.map(&one, &one).ok()?;
+        let user = fs::File::open(held.namespace("user")).ok()?;
+        mapped(dir, std::os::fd::AsFd::as_fd(&user)).ok()
+    };
+    try_it().is_some()
 }
 
 /// Whether overlay works on the file system of `root`, with device whiteouts and opaque marks; else why not, for a

@@ -1,4 +1,4 @@
-//! The pinned namespaces of a sandbox: net, ipc and uts.
+//! The pinned namespaces of a sandbox: net, ipc and uts, and the user namespace that owns them, if there is one.
 //!
 //! A pin is an empty file with a namespace bind-mounted on it, so the namespace lives without any process in it.
 //! One thread makes all kinds of one sandbox, prepares them (hostname, `lo`, sysctls) and pins them last; so a pin is
@@ -6,10 +6,12 @@
 //!
 //! ```text
 //! /run/netns/rc-<instance>-<uid>      net, where `ip netns exec` finds it too
-//! <directory of the sandbox>/ipc, uts
+//! <directory of the sandbox>/ipc, uts, user
 //! ```
 //!
-//! Must not: know addresses or links other than `lo` (that is `network`), or make user namespaces.
+//! A thread cannot make a user namespace: a child does, together with the others, and the thread joins those.
+//!
+//! Must not: know addresses or links other than `lo` (that is `network`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -40,8 +42,16 @@ pub struct Pins {
     pub hostname: String,
     /// CRI `linux.sysctls`: `net.*`, `kernel.shm*`, `kernel.msg*`, `kernel.sem`, `fs.mqueue.*`.
     pub sysctls: BTreeMap<String, String>,
-    /// A user namespace that owns the others. Not supported yet: an error.
-    pub user: bool,
+    /// A user namespace that owns the others.
+    pub user: Option<UserPin>,
+}
+
+/// A wished user namespace: where it is pinned, and its maps as (inside, host, length).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UserPin {
+    pub path: PathBuf,
+    pub uids: Vec<(u32, u32, u32)>,
+    pub gids: Vec<(u32, u32, u32)>,
 }
 
 /// What is at the path of a pin.
@@ -61,8 +71,8 @@ pub enum Pin {
 pub enum Error {
     #[error("linux.sysctls[{key}]: {why}")]
     Sysctl { key: String, why: String },
-    #[error("{0} is not supported by the pinned namespaces of this version")]
-    Unsupported(&'static str),
+    #[error(transparent)]
+    Child(#[from] shim::Error),
     #[error("could not {doing} {object}: {source}")]
     System {
         doing: &'static str,
@@ -74,8 +84,8 @@ pub enum Error {
 impl Error {
     pub fn class(&self) -> Class {
         match self {
-            Error::Sysctl { .. } | Error::Unsupported(_) => Class::Permanent,
-            Error::System { .. } => Class::Transient,
+            Error::Sysctl { .. } => Class::Permanent,
+            Error::System { .. } | Error::Child(_) => Class::Transient,
         }
     }
 }
@@ -93,11 +103,9 @@ pub fn net_path(instance: &str, uid: &str) -> PathBuf {
 }
 
 /// Makes the pins if they are not all there. Call it only while no process of the sandbox lives: a set of which some
-/// are missing was cut short, and is made anew. (For a pin lost under a live sandbox see [`rebind`].)
-pub fn ensure(want: &Pins) -> Result<()> {
-    if want.user {
-        return Err(Error::Unsupported("a user namespace (userns mode POD)"));
-    }
+/// are missing was cut short, and is made anew. (For a pin lost under a live sandbox see [`rebind`].) `shim` is the
+/// program whose child makes a user namespace.
+pub fn ensure(want: &Pins, shim: &Path) -> Result<()> {
     let sysctls = sysctls(want)?;
     let pins = want.list();
     let mut whole = true;
@@ -111,11 +119,12 @@ pub fn ensure(want: &Pins) -> Result<()> {
         remove(path)?;
         prepare_file(path)?;
     }
+    let held = want.user.as_ref().map(|user| hold(user, &pins, shim)).transpose()?;
     let want = want.clone();
     // The thread dies with its namespaces; only the pins keep them.
     let made = std::thread::Builder::new()
         .name("netns".into())
-        .spawn(move || make(&want, &pins, &sysctls));
+        .spawn(move || make(&want, &pins, &sysctls, held.as_ref()));
     match made.map_err(system("start a thread for", "the namespaces"))?.join() {
         Ok(result) => result,
         Err(_) => Err(system("make", "the namespaces")(io::Error::other(
@@ -126,24 +135,60 @@ pub fn ensure(want: &Pins) -> Result<()> {
 
 impl Pins {
     fn list(&self) -> Vec<(&'static str, PathBuf)> {
-        let all = [("net", &self.net), ("ipc", &self.ipc), ("uts", &self.uts)];
+        let user = self.user.as_ref().map(|user| user.path.clone());
+        let all = [
+            ("net", &self.net),
+            ("ipc", &self.ipc),
+            ("uts", &self.uts),
+            ("user", &user),
+        ];
         all.into_iter()
             .filter_map(|(kind, path)| Some((kind, path.clone()?)))
             .collect()
     }
 }
 
-/// Runs in a thread of its own.
-fn make(want: &Pins, pins: &[(&'static str, PathBuf)], sysctls: &[(String, String)]) -> Result<()> {
+/// A child in all of these namespaces, mapped.
+fn hold(user: &UserPin, pins: &[(&'static str, PathBuf)], shim: &Path) -> Result<shim::Held> {
+    let kinds: Vec<&str> = pins.iter().map(|(kind, _)| *kind).collect();
+    let held = shim::Held::make(shim, &kinds)?;
+    held.map(&user.uids, &user.gids)?;
+    Ok(held)
+}
+
+/// Gives this thread the namespaces: new ones, or those that a child made.
+fn enter(pins: &[(&'static str, PathBuf)], held: Option<&shim::Held>) -> Result<()> {
     let mut flags = CloneFlags::empty();
     for (kind, _) in pins {
-        flags |= match *kind {
+        let flag = match *kind {
             "net" => CloneFlags::CLONE_NEWNET,
             "ipc" => CloneFlags::CLONE_NEWIPC,
-            _ => CloneFlags::CLONE_NEWUTS,
+            "uts" => CloneFlags::CLONE_NEWUTS,
+            _ => continue,
         };
+        match held {
+            None => flags |= flag,
+            Some(held) => {
+                let path = held.namespace(kind);
+                let file = File::open(&path).map_err(system("open", path.display()))?;
+                nix::sched::setns(file, flag).map_err(|e| system("enter", path.display())(e.into()))?;
+            }
+        }
     }
-    unshare(flags).map_err(|e| system("unshare", format!("{flags:?}"))(e.into()))?;
+    if flags.is_empty() {
+        return Ok(());
+    }
+    unshare(flags).map_err(|e| system("unshare", format!("{flags:?}"))(e.into()))
+}
+
+/// Runs in a thread of its own.
+fn make(
+    want: &Pins,
+    pins: &[(&'static str, PathBuf)],
+    sysctls: &[(String, String)],
+    held: Option<&shim::Held>,
+) -> Result<()> {
+    enter(pins, held)?;
     if want.uts.is_some() && !want.hostname.is_empty() {
         nix::unistd::sethostname(&want.hostname).map_err(|e| system("set hostname", &want.hostname)(e.into()))?;
     }
@@ -162,7 +207,10 @@ fn make(want: &Pins, pins: &[(&'static str, PathBuf)], sysctls: &[(String, Strin
         })?;
     }
     for (kind, path) in pins {
-        bind(Path::new(&format!("/proc/thread-self/ns/{kind}")), path)?;
+        match held {
+            Some(held) => bind(&held.namespace(kind), path)?,
+            None => bind(Path::new(&format!("/proc/thread-self/ns/{kind}")), path)?,
+        }
     }
     Ok(())
 }
@@ -175,7 +223,9 @@ fn sysctls(want: &Pins) -> Result<Vec<(String, String)>> {
             ("net.ipv4.ip_unprivileged_port_start", "0"),
             ("net.ipv4.ping_group_range", "0 2147483647"),
         ] {
-            if !want.sysctls.contains_key(key) {
+            // A user namespace rarely maps all those groups.
+            let mapped = want.user.is_none() || !key.ends_with("group_range");
+            if mapped && !want.sysctls.contains_key(key) {
                 all.push((key.to_string(), value.to_string()));
             }
         }
@@ -338,6 +388,7 @@ pub enum Kind {
     Net,
     Ipc,
     Uts,
+    User,
 }
 
 impl Kind {
@@ -346,6 +397,7 @@ impl Kind {
             Kind::Net => "net",
             Kind::Ipc => "ipc",
             Kind::Uts => "uts",
+            Kind::User => "user",
         }
     }
 }
@@ -436,9 +488,9 @@ mod tests {
         ]
         .map(|(k, v)| (k.to_string(), v.to_string()))
         .into();
-        ensure(&pins).unwrap();
+        ensure(&pins, Path::new("")).unwrap();
         let begun = std::time::Instant::now();
-        ensure(&pins).unwrap();
+        ensure(&pins, Path::new("")).unwrap();
         println!("again: {:?}", begun.elapsed());
         let (hostname, up, sysctls) = inside(&pins, || {
             let up = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap();
@@ -470,16 +522,16 @@ mod tests {
         let set = Set::new();
         let pins = set.pins();
         let inodes = || pins.list().iter().map(|(_, p)| observe(p).unwrap()).collect::<Vec<_>>();
-        ensure(&pins).unwrap();
+        ensure(&pins, Path::new("")).unwrap();
         let first = inodes();
         // Cut short before the last pin: an empty file.
         umount2(pins.uts.as_ref().unwrap(), MntFlags::MNT_DETACH).unwrap();
         assert_eq!(observe(pins.uts.as_ref().unwrap()).unwrap(), Pin::NotNsfs);
-        ensure(&pins).unwrap();
+        ensure(&pins, Path::new("")).unwrap();
         let second = inodes();
         assert!(second.iter().all(|p| matches!(p, Pin::Ns { .. })));
         assert_ne!(first, second);
-        ensure(&pins).unwrap();
+        ensure(&pins, Path::new("")).unwrap();
         assert_eq!(inodes(), second);
     }
 
@@ -487,7 +539,7 @@ mod tests {
     fn a_lost_pin_is_bound_again_from_a_process() {
         let set = Set::new();
         let pins = set.pins();
-        ensure(&pins).unwrap();
+        ensure(&pins, Path::new("")).unwrap();
         let path = pins.net.clone().unwrap();
         let before = observe(&path).unwrap();
         // A process of the pod.
@@ -524,7 +576,7 @@ mod tests {
             "net./etc",
             "user.max_net_namespaces",
         ] {
-            let error = ensure(&with(set.pins(), key)).unwrap_err();
+            let error = ensure(&with(set.pins(), key), Path::new("")).unwrap_err();
             assert!(error.to_string().contains(key), "{error}");
             assert_eq!(error.class(), Class::Permanent);
         }
@@ -532,22 +584,21 @@ mod tests {
             net: None,
             ..set.pins()
         };
-        assert!(ensure(&with(host_net, "net.ipv4.ip_forward")).is_err());
+        assert!(ensure(&with(host_net, "net.ipv4.ip_forward"), Path::new("")).is_err());
         let host_ipc = Pins {
             ipc: None,
             ..set.pins()
         };
-        assert!(ensure(&with(host_ipc, "kernel.shmmax")).is_err());
-        assert!(
-            ensure(&Pins {
-                user: true,
-                ..set.pins()
-            })
-            .is_err()
-        );
+        assert!(ensure(&with(host_ipc, "kernel.shmmax"), Path::new("")).is_err());
+        let no_shim = Pins {
+            user: Some(UserPin::default()),
+            ..set.pins()
+        };
+        assert!(ensure(&no_shim, Path::new("/nonexistent")).is_err());
+        remove(set.pins().net.as_ref().unwrap()).unwrap();
         assert_eq!(observe(set.pins().net.as_ref().unwrap()).unwrap(), Pin::Absent);
         // Refused by the kernel: no pin is left that looks whole.
-        assert!(ensure(&with(set.pins(), "net.ipv4.nonsense")).is_err());
+        assert!(ensure(&with(set.pins(), "net.ipv4.nonsense"), Path::new("")).is_err());
         assert_eq!(observe(set.pins().net.as_ref().unwrap()).unwrap(), Pin::NotNsfs);
     }
 
@@ -557,7 +608,7 @@ mod tests {
         let begun = std::time::Instant::now();
         std::thread::scope(|scope| {
             for set in &sets {
-                scope.spawn(|| ensure(&set.pins()).unwrap());
+                scope.spawn(|| ensure(&set.pins(), Path::new("")).unwrap());
             }
         });
         println!("20 sets at once: {:?}", begun.elapsed());

@@ -38,6 +38,11 @@ impl Shims {
         }
     }
 
+    /// The shim program.
+    pub fn exe(&self) -> &std::path::Path {
+        &self.exe
+    }
+
     /// The cgroup that all shims of this instance share, outside any pod's limits.
     pub fn cgroup(&self) -> &str {
         &self.cgroup

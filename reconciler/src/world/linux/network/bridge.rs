@@ -42,18 +42,18 @@ pub fn bridge_name(instance: &str) -> String {
 
 impl Bridge {
     /// Chooses the pods' networks and makes the bridge. A lock keeps two instances from choosing the same.
-    pub async fn open(config: &Config, attachments: &[Attachment]) -> Result<Bridge> {
+    pub async fn open(config: &Config, wished: &[Cidr], attachments: &[Attachment]) -> Result<Bridge> {
         let locked = tokio::task::spawn_blocking(lock).await;
         let _lock = locked.map_err(|e| system("take", "the lock")(e.into()))??;
         let links = Links::here()?;
-        let bridge = Bridge::choose(config, attachments, &links).await?;
+        let bridge = Bridge::choose(config, wished, attachments, &links).await?;
         bridge.ensure(&links).await?;
         Ok(bridge)
     }
 
-    /// The bridge as it should be, reading only. The pods' networks are those configured, else those in use, else free
-    /// ones.
-    pub async fn choose(config: &Config, attachments: &[Attachment], links: &Links) -> Result<Bridge> {
+    /// The bridge as it should be, reading only. The pods' networks are those configured, else those in use, else those
+    /// that the node was given, else free ones.
+    pub async fn choose(config: &Config, wished: &[Cidr], attachments: &[Attachment], links: &Links) -> Result<Bridge> {
         let name = bridge_name(&config.instance);
         let in_use = match links.by_name(&name).await? {
             Some(link) => links.addresses(link.index).await?,
@@ -61,20 +61,19 @@ impl Bridge {
         };
         let mut in_use: Vec<Cidr> = in_use.into_iter().map(Cidr::network).collect();
         in_use.extend(attachments.iter().flat_map(|a| &a.addresses).map(|a| a.network()));
-        let of_family = |six: bool| in_use.iter().copied().find(|n| n.ip.is_ipv6() == six);
+        let of_family = |six: bool| {
+            let mut all = in_use.iter().chain(wished).copied();
+            all.find(|n| n.ip.is_ipv6() == six)
+        };
         let mut nets = vec![
-            match checked("pod CIDR", config.pod_cidr4, false)?.or(of_family(false)) {
+            match checked("pod CIDR", config.pod_cidr4.or(of_family(false)), false)? {
                 Some(net) => net,
                 None => free_net(links).await?,
             },
         ];
         if has_ipv6() {
-            let configured = checked("IPv6 pod CIDR", config.pod_cidr6, true)?;
-            nets.push(
-                configured
-                    .or(of_family(true))
-                    .map_or_else(|| derived_net6(&config.instance), Ok)?,
-            );
+            let known = checked("IPv6 pod CIDR", config.pod_cidr6.or(of_family(true)), true)?;
+            nets.push(known.map_or_else(|| derived_net6(&config.instance), Ok)?);
         }
         let mtu = links.default_mtu().await?.map(|mtu| mtu.min(1500));
         let instance = config.instance.clone();

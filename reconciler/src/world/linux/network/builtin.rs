@@ -25,6 +25,8 @@ pub struct Builtin {
     open: OnceCell<Open>,
     /// Read by whoever works on a pod, written by the sweep.
     busy: RwLock<()>,
+    /// Networks to take where none are configured or in use.
+    wished: Mutex<Vec<Cidr>>,
 }
 
 struct Open {
@@ -45,7 +47,17 @@ impl Builtin {
             config,
             open: OnceCell::new(),
             busy: RwLock::new(()),
+            wished: Mutex::default(),
         }
+    }
+
+    fn wished(&self) -> Vec<Cidr> {
+        self.wished.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Counts for a bridge that is not open yet.
+    pub fn wish(&self, nets: Vec<Cidr>) {
+        *self.wished.lock().unwrap_or_else(PoisonError::into_inner) = nets;
     }
 
     /// Opens the bridge and, from the attachments on disk, the leases and the table.
@@ -56,7 +68,7 @@ impl Builtin {
     }
 
     async fn open_with(&self, attachments: Vec<Attachment>) -> Result<Open> {
-        let bridge = Bridge::open(&self.config, &attachments).await?;
+        let bridge = Bridge::open(&self.config, &self.wished(), &attachments).await?;
         let mut ipam = Ipam::default();
         for attachment in &attachments {
             ipam.hold(&bridge.nets, attachment);
@@ -156,7 +168,7 @@ impl Builtin {
             Some(open) => (open.bridge.clone(), open.ports.clone()),
             // Looking must not make anything.
             None => {
-                let bridge = Bridge::choose(&self.config, &self.attachments().await?, &links).await?;
+                let bridge = Bridge::choose(&self.config, &self.wished(), &self.attachments().await?, &links).await?;
                 let ports = HostPorts::new(self.table(bridge.nets.clone()));
                 (bridge, Arc::new(ports))
             }

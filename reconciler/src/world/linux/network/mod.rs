@@ -36,6 +36,7 @@ mod nft;
 mod plug;
 mod plugin;
 mod relay;
+mod template;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -73,6 +74,8 @@ pub struct Config {
     pub pod_cidr4: Option<Cidr>,
     /// `None` takes a unique local prefix derived from the instance.
     pub pod_cidr6: Option<Cidr>,
+    /// Written to the CNI directory with the node's pod CIDRs, where no configuration is loaded.
+    pub cni_template: Option<PathBuf>,
     pub cni_conf_dir: PathBuf,
     pub cni_bin_dirs: Vec<PathBuf>,
     /// Longest run of one CNI plugin.
@@ -88,6 +91,7 @@ impl Config {
             root: root.into(),
             pod_cidr4: None,
             pod_cidr6: None,
+            cni_template: None,
             cni_conf_dir: "/etc/cni/net.d".into(),
             cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
             cni_timeout: std::time::Duration::from_secs(60),
@@ -203,6 +207,22 @@ impl Network {
             Ok(list) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "conflist": list.raw }),
             Err(why) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "lastCNILoadStatus": why }),
         }
+    }
+
+    /// The pod CIDRs that the node was given (CRI UpdateRuntimeConfig), comma-separated: the bridge's networks, unless
+    /// others are configured or in use, and what a CNI template is filled with, unless a configuration is loaded.
+    pub fn use_pod_cidrs(&self, cidrs: &str) -> Result<()> {
+        let cidrs = cidrs.split(',').map(str::trim).filter(|cidr| !cidr.is_empty());
+        let cidrs = cidrs.map(str::parse).collect::<std::result::Result<Vec<Cidr>, _>>();
+        let cidrs = cidrs.map_err(|why| Error::PodCidr(why.to_string()))?;
+        match &self.config.cni_template {
+            Some(template) if !cidrs.is_empty() && self.configured.get().is_err() => {
+                template::render(template, &cidrs, &self.config.cni_conf_dir)?;
+            }
+            _ => {}
+        }
+        self.builtin.wish(cidrs);
+        Ok(())
     }
 
     /// At start, once: makes the bridge's table, held ports and relays anew from the attachments on disk.

@@ -61,11 +61,11 @@ impl Host {
     async fn new() -> Host {
         let dir = tempfile::tempdir().unwrap();
         let outside = dir.path().join("outside");
-        netns::ensure(&Pins {
+        let pins = Pins {
             net: Some(outside.clone()),
             ..Pins::default()
-        })
-        .unwrap();
+        };
+        netns::ensure(&pins, std::path::Path::new("")).unwrap();
         let links = Links::here().unwrap();
         let file = std::fs::File::open(&outside).unwrap();
         let peer = LinkUnspec::new_with_name("up").setns_by_fd(file.as_raw_fd()).build();
@@ -134,11 +134,11 @@ impl Root {
             ..Want::default()
         };
         std::fs::create_dir_all(&want.dir).unwrap();
-        netns::ensure(&Pins {
+        let pins = Pins {
             net: Some(want.netns.clone()),
             ..Pins::default()
-        })
-        .unwrap();
+        };
+        netns::ensure(&pins, std::path::Path::new("")).unwrap();
         want
     }
 }
