@@ -54,12 +54,12 @@ pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
     let mut made = Vec::new();
     let dirs = dirs(path)?;
     let v2 = |dir: &PathBuf| dir.ancestors().any(|dir| dir.join("cgroup.controllers").exists());
-    for dir in dirs.iter().filter(|dir| dirs.len() == 1 || !v2(dir)).cloned() {
+    for dir in dirs.iter().filter(|dir| dirs.len() == 1 || !v2(dir)) {
         if !dir.exists() {
-            fs::create_dir_all(&dir)?;
+            fs::create_dir_all(dir)?;
             made.push(dir.clone());
         }
-        join(&dir)?;
+        join(dir)?;
     }
     Ok(made)
 }
