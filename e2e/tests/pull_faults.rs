@@ -425,7 +425,6 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
-        let _ = fs::remove_dir_all(self.0.parent().unwrap_or(&self.0));
     }
 }
 
@@ -434,7 +433,7 @@ impl Drop for SmallDisk {
 async fn a_full_disk_refuses_pulls_and_lets_go() -> Result<()> {
     let server = Server::start().await?;
     let mut node = Node::new(Options::default())?;
-    let _disk = SmallDisk::mount(&node, 96 << 20)?;
+    let disk = SmallDisk::mount(&node, 96 << 20)?;
     node.serve().await?;
     let mut busybox = Image::busybox("unused")?;
     busybox.layers.push(layer(20, 4 << 20));
@@ -459,6 +458,9 @@ async fn a_full_disk_refuses_pulls_and_lets_go() -> Result<()> {
         .await
         .context("the removals gave no space")?;
     drop(file);
-    fs::remove_file(&filler)?;
-    node.finish().await
+    node.no_pods().await?;
+    node.stop().await?;
+    // The census would find the disk itself.
+    drop(disk);
+    node.finish_unused().await
 }
