@@ -304,6 +304,11 @@ async fn bad_input_changes_nothing() {
     );
     assert!(world.store.list::<ContainerKind>().is_empty());
     let error = runtime.exec(v1::ExecRequest::default()).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    let error = runtime
+        .checkpoint_pod(v1::CheckpointPodRequest::default())
+        .await
+        .unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented);
-    assert!(error.message().starts_with("Exec: not implemented yet"), "{error:?}");
+    assert!(error.message().starts_with("CheckpointPod: "), "{error:?}");
 }

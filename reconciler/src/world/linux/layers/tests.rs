@@ -151,7 +151,11 @@ fn a_copy_is_what_overlay_shows() {
     let chain = node.layers.ensure(&node.content, &image).unwrap();
     let copy = node.root.path().join("copy");
     super::super::copy::merge(&node.layers.lower(&chain).unwrap(), &copy).unwrap();
-    assert_same(&census(&copy), &census(&node.merged(&chain)));
+    let mut want = census(&node.merged(&chain));
+    // Overlay still counts the other name, which a higher layer hides.
+    let hard = want.get_mut("etc/hard").unwrap();
+    *hard = hard.replace("links 2", "links 1");
+    assert_same(&census(&copy), &want);
 }
 
 #[test]

@@ -184,6 +184,8 @@ pub fn look_up(roots: &[PathBuf], reference: &Reference, alias: Option<&str>, pl
             }
         }
     }
+    // As a reader goes through the file.
+    hosts.ignored.sort_by_key(|one| one.line);
     hosts
 }
 
