@@ -47,6 +47,15 @@ pub fn built(name: &str) -> Result<PathBuf> {
 /// A Go program of the module `conformance`, built into the user's cache if the module is newer. Without Go the test
 /// prints SKIPPED.
 pub fn go_program(name: &str, package: &str) -> Result<Option<PathBuf>> {
+    go(name, package, &["build"])
+}
+
+/// The same of a package that is a suite of tests.
+pub fn go_suite(name: &str, package: &str) -> Result<Option<PathBuf>> {
+    go(name, package, &["test", "-c"])
+}
+
+fn go(name: &str, package: &str, verb: &[&str]) -> Result<Option<PathBuf>> {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock();
     if !installed("go") {
@@ -69,7 +78,9 @@ pub fn go_program(name: &str, package: &str) -> Result<Option<PathBuf>> {
         // A test of another process may be running the old one.
         let new = program.with_extension(std::process::id().to_string());
         let mut go = Command::new("go");
-        go.current_dir(&module).args(["build", "-o"]).arg(&new).arg(package);
+        // Static: some run in images that have no libraries.
+        go.env("CGO_ENABLED", "0");
+        go.current_dir(&module).args(verb).arg("-o").arg(&new).arg(package);
         check(&mut go).with_context(|| format!("build {name}"))?;
         std::fs::rename(&new, &program)?;
     }
