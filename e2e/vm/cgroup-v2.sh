@@ -8,7 +8,7 @@ top=$(readlink -f "$here/../..")
 
 share=$(mktemp -d "${TMPDIR:-/tmp}/reconcile-v2.XXXXXX")
 trap 'rm -rf "$share"' EXIT
-cp "$top"/target/release/reconcile{,-shim} "$share/"
+cp "${CARGO_TARGET_DIR:-$top/target}"/release/reconcile{,-shim} "$share/"
 cd "$top"
 for test in "$@"; do
   built=$(cargo test --release -p e2e --test "$test" --no-run 2>&1 | tee /dev/stderr | sed -n 's/.*Executable .*(\(.*\)).*/\1/p')
