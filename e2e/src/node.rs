@@ -252,6 +252,18 @@ impl Node {
         self.import(images::Image::busybox(pods::BUSYBOX)?.oci()).await
     }
 
+    /// What a shell script prints inside a container of `image`, in a pod of its own.
+    pub async fn inside(&self, image: &str, script: &str) -> Result<Vec<String>> {
+        let pod = pods::host_network(self.pod("look"));
+        let sandbox = self.cri.run_sandbox(&pod).await?;
+        let config = pods::container("c", image, &["/bin/sh", "-c", script]);
+        let id = self.cri.launch(&sandbox, &pod, &config).await?;
+        let texts = pods::log_texts(self.cri.exited(&id).await?.log_path)?;
+        self.cri.stop_sandbox(&sandbox).await?;
+        self.cri.remove_sandbox(&sandbox).await?;
+        Ok(texts)
+    }
+
     /// A sandbox config for this node.
     pub fn pod(&self, name: &str) -> PodSandboxConfig {
         pods::sandbox(name, &self.path("logs"))

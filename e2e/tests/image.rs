@@ -11,18 +11,6 @@ use e2e::node::{Node, shown};
 use e2e::pods::{self, BUSYBOX, shell};
 use e2e::v1::*;
 
-/// What a shell script prints inside a container of `image`.
-async fn inside(node: &Node, image: &str, script: &str) -> Result<Vec<String>> {
-    let pod = pods::host_network(node.pod("look"));
-    let sandbox = node.cri.run_sandbox(&pod).await?;
-    let config = pods::container("c", image, &["/bin/sh", "-c", script]);
-    let id = node.cri.launch(&sandbox, &pod, &config).await?;
-    let texts = pods::log_texts(node.cri.exited(&id).await?.log_path)?;
-    node.cri.stop_sandbox(&sandbox).await?;
-    node.cri.remove_sandbox(&sandbox).await?;
-    Ok(texts)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn archives_of_every_kind_and_compression() -> Result<()> {
     let node = Node::start().await?;
@@ -52,7 +40,7 @@ async fn archives_of_every_kind_and_compression() -> Result<()> {
                 .context("by a short id")?;
             assert_eq!(by_short_id.id, listed.id);
             assert_eq!(
-                inside(&node, &name, "cat /marker").await?,
+                node.inside(&name, "cat /marker").await?,
                 [format!("{kind} {compression:?}")]
             );
         }
@@ -95,7 +83,7 @@ async fn whiteouts_opaque_directories_links_and_owners() -> Result<()> {
     let script = "ls /d /o /r /orphan | tr '\\n' ' '; echo; cat /d/hard; echo; cat /absolute; echo; \
                   stat -c '%a %u' /d /d/kept /becomes-dir/file; test -p /pipe && echo pipe; \
                   find / -xdev -name '.wh.*' | wc -l";
-    let texts = inside(&node, "localhost/stack:1", script).await?;
+    let texts = node.inside("localhost/stack:1", script).await?;
     let expected = ["/d: hard kept  /o: shown  /orphan: child  /r: shown ", "1", "1"];
     assert_eq!(texts[..3], expected, "{texts:#?}");
     assert_eq!(texts[3..], ["750 0", "600 1001", "4755 0", "pipe", "0"], "{texts:#?}");
@@ -157,7 +145,7 @@ async fn an_image_made_by_skopeo_and_umoci() -> Result<()> {
     for archive in [docker, oci] {
         node.ok(&["images", "import", &archive.display().to_string()]).await?;
         let script = "echo $FROM_IMAGE; ls /data /full | tr '\\n' ' '; echo; cat /data/link";
-        let texts = inside(&node, "localhost/real:1", script).await?;
+        let texts = node.inside("localhost/real:1", script).await?;
         assert_eq!(texts, ["real", "/data: kept link  /full: new ", "of the second layer"]);
         node.cri.remove_image("localhost/real:1").await?;
         assert!(node.cri.image("localhost/real:1").await?.is_none());

@@ -7,22 +7,9 @@ use anyhow::{Context, Result, ensure};
 use e2e::hub::Hub;
 use e2e::images::{Compression, Image, Layer};
 use e2e::node::{Node, shown};
-use e2e::pods;
 use e2e::v1::*;
 use serde_json::json;
 use tonic::Code;
-
-/// What a shell script prints inside a container of `image`.
-async fn inside(node: &Node, image: &str, script: &str) -> Result<Vec<String>> {
-    let pod = pods::host_network(node.pod("look"));
-    let sandbox = node.cri.run_sandbox(&pod).await?;
-    let config = pods::container("c", image, &["/bin/sh", "-c", script]);
-    let id = node.cri.launch(&sandbox, &pod, &config).await?;
-    let texts = pods::log_texts(node.cri.exited(&id).await?.log_path)?;
-    node.cri.stop_sandbox(&sandbox).await?;
-    node.cri.remove_sandbox(&sandbox).await?;
-    Ok(texts)
-}
 
 fn marked(mark: &str, compression: Compression) -> Result<Image> {
     let mut image = Image::busybox("pushed")?;
@@ -51,7 +38,7 @@ async fn manifests_of_every_form() -> Result<()> {
         assert!(image.size > 0 && image.repo_tags == [name.clone()], "{image:?}");
         let digest = format!("{}@{}", hub.name("forms/oci"), hub.digest(&format!("forms/oci:{n}"))?);
         assert_eq!(image.repo_digests, [digest]);
-        assert_eq!(inside(&node, &name, "cat /mark").await?, [format!("oci {n}")]);
+        assert_eq!(node.inside(&name, "cat /mark").await?, [format!("oci {n}")]);
     }
     let docker = hub.push(
         &marked("docker", Compression::Gzip)?,
@@ -59,7 +46,7 @@ async fn manifests_of_every_form() -> Result<()> {
         &["--format", "v2s2"],
     )?;
     node.cri.pull(&docker).await?;
-    assert_eq!(inside(&node, &docker, "cat /mark").await?, ["docker"]);
+    assert_eq!(node.inside(&docker, "cat /mark").await?, ["docker"]);
 
     let mut tall = Image::busybox("pushed")?;
     for n in 0..10 {
@@ -71,7 +58,7 @@ async fn manifests_of_every_form() -> Result<()> {
     }
     let tall = hub.push(&tall, "forms/tall:1", &[])?;
     node.cri.pull(&tall).await?;
-    assert_eq!(inside(&node, &tall, "ls / | grep -c layer").await?, ["9"]);
+    assert_eq!(node.inside(&tall, "ls / | grep -c layer").await?, ["9"]);
     node.finish().await
 }
 
@@ -116,7 +103,7 @@ async fn indexes_choose_the_platform() -> Result<()> {
         let image = node.cri.image(&name).await?.context("pulled")?;
         let digest = format!("{}@{}", hub.name("multi"), hub.digest(&format!("multi:{tag}"))?);
         assert!(image.repo_digests.contains(&digest), "{digest} of {image:?}");
-        assert_eq!(inside(&node, &name, "cat /mark").await?, ["ours"]);
+        assert_eq!(node.inside(&name, "cat /mark").await?, ["ours"]);
     }
     let kind = "application/vnd.oci.image.index.v1+json";
     let document = json!({ "schemaVersion": 2, "mediaType": kind, "manifests": entries[..2] });
@@ -248,7 +235,7 @@ async fn what_goes_missing_comes_back() -> Result<()> {
         node.cri.image(&name).await?.context("not there yet")
     })
     .await?;
-    assert_eq!(inside(&node, &name, "cat /mark").await?, ["back"]);
+    assert_eq!(node.inside(&name, "cat /mark").await?, ["back"]);
     let request = ImageFsInfoRequest {};
     let info = node.cri.images.clone().image_fs_info(request).await?.into_inner();
     assert!(!info.image_filesystems.is_empty());

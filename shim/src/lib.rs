@@ -46,6 +46,20 @@ pub const LOCK: &str = "lock";
 pub const LOG: &str = "shim.log";
 /// Exit code of `serve` when a shim already serves the directory.
 pub const EXIT_ALREADY_SERVED: i32 = 3;
+/// Files of procfs that tools replace. Over anything else below /proc nothing is mounted, whatever a request says and
+/// wherever the image's links lead: it would blind or fool the checks that rely on it.
+pub const PROC_FILES: [&str; 10] = [
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/uptime",
+    "/proc/loadavg",
+    "/proc/slabinfo",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/sys/crypto/fips_enabled",
+];
 /// Id of the pause process in every call that takes an id.
 pub const PAUSE: &str = "pause";
 /// Most bytes that one exec returns: 16 MiB, the CRI client's message limit, less room for the envelope.

@@ -19,27 +19,14 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::{Linux, LinuxIdMapping, LinuxNamespaceType, Mount, Spec};
 
+use shim::PROC_FILES;
+
 use crate::inside::Root;
 use crate::sys::{self, check};
 
 const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 0x04;
 const MOVE_MOUNT_T_EMPTY_PATH: libc::c_uint = 0x40;
 const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
-
-/// Files of procfs that tools replace. Over anything else below /proc nothing is mounted, wherever the image's links
-/// lead: it would blind or fool the checks that rely on it.
-const PROC_FILES: [&str; 10] = [
-    "/proc/cpuinfo",
-    "/proc/diskstats",
-    "/proc/meminfo",
-    "/proc/stat",
-    "/proc/swaps",
-    "/proc/uptime",
-    "/proc/loadavg",
-    "/proc/slabinfo",
-    "/proc/sys/kernel/ns_last_pid",
-    "/proc/sys/crypto/fips_enabled",
-];
 
 /// Attributes by their option's name: what it sets, what it clears. `rw` and `async` undo nothing: a bind never gets
 /// more than its source had, unless it is asked for by name.

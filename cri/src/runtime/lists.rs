@@ -1,5 +1,7 @@
 //! Lists of sandboxes and containers, answered from memory.
 
+use std::sync::Arc;
+
 use state::container::Container;
 use state::sandbox::PodSandbox;
 
@@ -19,11 +21,7 @@ pub(super) fn sandboxes(services: &Services, filter: Option<v1::PodSandboxFilter
         )?),
         None => None,
     };
-    let mut all = services.sandboxes();
-    if !filter.id.is_empty() {
-        let id = meant(&filter.id, all.iter().map(|s| s.uid()));
-        all.retain(|sandbox| Some(sandbox.uid()) == id.as_deref());
-    }
+    let all = chosen_sandboxes(services, &filter.id);
     let wanted = |sandbox: &PodSandbox| {
         state.is_none_or(|state| translate::sandbox::state(sandbox) == state)
             && selects(&filter.label_selector, &sandbox.meta.labels)
@@ -44,16 +42,7 @@ pub(super) fn containers(services: &Services, filter: Option<v1::ContainerFilter
         )?),
         None => None,
     };
-    let mut all = services.containers();
-    if !filter.id.is_empty() {
-        let id = meant(&filter.id, all.iter().map(|c| c.uid()));
-        all.retain(|container| Some(container.uid()) == id.as_deref());
-    }
-    if !filter.pod_sandbox_id.is_empty() {
-        let sandboxes = services.sandboxes();
-        let id = meant(&filter.pod_sandbox_id, sandboxes.iter().map(|s| s.uid()));
-        all.retain(|container| Some(container.spec.sandbox.as_str()) == id.as_deref());
-    }
+    let all = chosen(services, &filter.id, &filter.pod_sandbox_id);
     let wanted = |container: &Container| {
         state.is_none_or(|state| translate::container::state(container.status.phase) == state)
             && selects(&filter.label_selector, &container.meta.labels)
@@ -61,4 +50,29 @@ pub(super) fn containers(services: &Services, filter: Option<v1::ContainerFilter
     let catalog = Catalog::read(&services.store);
     let item = |c: &Container| translate::container::item(c, &catalog.names(&c.spec.image.id));
     Ok(all.iter().filter(|c| wanted(c)).map(|c| item(c)).collect())
+}
+
+/// The containers that ids or prefixes of a filter mean; an empty one means any.
+pub(super) fn chosen(services: &Services, id: &str, sandbox: &str) -> Vec<Arc<Container>> {
+    let mut all = services.containers();
+    if !id.is_empty() {
+        let id = meant(id, all.iter().map(|c| c.uid()));
+        all.retain(|container| Some(container.uid()) == id.as_deref());
+    }
+    if !sandbox.is_empty() {
+        let sandboxes = services.sandboxes();
+        let id = meant(sandbox, sandboxes.iter().map(|s| s.uid()));
+        all.retain(|container| Some(container.spec.sandbox.as_str()) == id.as_deref());
+    }
+    all
+}
+
+/// The same of sandboxes.
+pub(super) fn chosen_sandboxes(services: &Services, id: &str) -> Vec<Arc<PodSandbox>> {
+    let mut all = services.sandboxes();
+    if !id.is_empty() {
+        let id = meant(id, all.iter().map(|s| s.uid()));
+        all.retain(|sandbox| Some(sandbox.uid()) == id.as_deref());
+    }
+    all
 }

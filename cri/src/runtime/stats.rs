@@ -6,9 +6,10 @@ use state::container::{Container, ContainerKind, ContainerPhase};
 use state::sandbox::{PodSandbox, SandboxPhase};
 use state::usage::{Answer, Ask};
 
+use super::lists::{chosen, chosen_sandboxes};
 use super::v1;
 use crate::error::{Error, Result};
-use crate::filter::{meant, selects};
+use crate::filter::selects;
 use crate::services::{Services, container_visible, pod_of};
 use crate::translate;
 
@@ -45,16 +46,7 @@ pub(super) async fn containers(
     filter: Option<v1::ContainerStatsFilter>,
 ) -> Result<Vec<v1::ContainerStats>> {
     let filter = filter.unwrap_or_default();
-    let mut all = services.containers();
-    if !filter.id.is_empty() {
-        let id = meant(&filter.id, all.iter().map(|c| c.uid()));
-        all.retain(|container| Some(container.uid()) == id.as_deref());
-    }
-    if !filter.pod_sandbox_id.is_empty() {
-        let sandboxes = services.sandboxes();
-        let id = meant(&filter.pod_sandbox_id, sandboxes.iter().map(|s| s.uid()));
-        all.retain(|container| Some(container.spec.sandbox.as_str()) == id.as_deref());
-    }
+    let mut all = chosen(services, &filter.id, &filter.pod_sandbox_id);
     all.retain(|c| c.status.phase == ContainerPhase::Running && selects(&filter.label_selector, &c.meta.labels));
     let ask = Ask {
         containers: all.iter().map(|c| c.meta.uid.clone()).collect(),
@@ -93,11 +85,7 @@ pub(super) async fn sandboxes(
     filter: Option<v1::PodSandboxStatsFilter>,
 ) -> Result<Vec<v1::PodSandboxStats>> {
     let filter = filter.unwrap_or_default();
-    let mut all = services.sandboxes();
-    if !filter.id.is_empty() {
-        let id = meant(&filter.id, all.iter().map(|s| s.uid()));
-        all.retain(|sandbox| Some(sandbox.uid()) == id.as_deref());
-    }
+    let mut all = chosen_sandboxes(services, &filter.id);
     all.retain(|s| s.status.phase == SandboxPhase::Ready && selects(&filter.label_selector, &s.meta.labels));
     of_sandboxes(services, all).await
 }

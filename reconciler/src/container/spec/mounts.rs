@@ -3,26 +3,13 @@
 use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::Mount;
+use shim::PROC_FILES;
 use state::container::{Mount as Wish, Propagation};
 use state::sandbox::NamespaceMode;
 
 use super::devices::below_dev;
 use super::namespaces::oci;
 use super::{Input, Result, SpecError};
-
-/// Single files of procfs that tools replace; anything else below /proc would blind or fool the kernel's own checks.
-const PROC_FILES: [&str; 10] = [
-    "/proc/cpuinfo",
-    "/proc/diskstats",
-    "/proc/meminfo",
-    "/proc/stat",
-    "/proc/swaps",
-    "/proc/uptime",
-    "/proc/loadavg",
-    "/proc/slabinfo",
-    "/proc/sys/kernel/ns_last_pid",
-    "/proc/sys/crypto/fips_enabled",
-];
 
 /// Options that a request may add to a mount, each also with `r` before it for "and everything below".
 const EXTRA: [&str; 14] = [

@@ -63,12 +63,8 @@ pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path)
         fs::create_dir_all(&empty[0]).map_err(Error::io("create directory", empty[0].display()))?;
         lower = &empty;
     }
-    let mounted = match overlay(lower, Some((upper, work)), 0) {
-        Ok(fd) => attach(&fd, target),
-        Err(Errno::EINVAL | Errno::ENOSYS) => mount_by_options(lower, Some((upper, work)), target),
-        Err(e) => Err(e),
-    };
-    mounted.map_err(Error::io("mount the root file system at", target.display()))
+    mount_overlay(lower, Some((upper, work)), target)
+        .map_err(Error::io("mount the root file system at", target.display()))
 }
 
 /// The user namespace that a root file system is shown to.
@@ -117,12 +113,7 @@ pub fn mount_view_mapped(lower: &[PathBuf], target: &Path, mapping: Mapping<'_>)
     let scratch = target.with_file_name("mapped");
     let outcome = map_all(lower, &scratch, mapping).and_then(|mut lower| {
         lower.push(empty);
-        let mounted = match overlay(&lower, None, MOUNT_ATTR_RDONLY) {
-            Ok(fd) => attach(&fd, target),
-            Err(Errno::EINVAL | Errno::ENOSYS) => mount_by_options(&lower, None, target),
-            Err(e) => Err(e),
-        };
-        mounted.map_err(Error::io("mount an image at", target.display()))
+        mount_overlay(&lower, None, target).map_err(Error::io("mount an image at", target.display()))
     });
     outcome.and(clear_scratch(&scratch))
 }
@@ -224,13 +215,17 @@ pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
     }
     fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
     let failed = |e: Errno| Error::io("mount an image at", target.display())(e);
-    let [one] = lower else {
-        return attach(&detached(lower)?, target).map_err(failed);
+    let bind =
+        |one: &Path, flags: MsFlags| mount(Some(one), target, None::<&str>, MsFlags::MS_BIND | flags, None::<&str>);
+    let mounted = match lower {
+        [] => nothing().and_then(|fd| attach(&fd, target)),
+        [one] => bind(one, MsFlags::empty()).and_then(|()| {
+            let flags = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+            bind(one, flags)
+        }),
+        _ => mount_overlay(lower, None, target),
     };
-    let bind = |flags: MsFlags| mount(Some(one), target, None::<&str>, MsFlags::MS_BIND | flags, None::<&str>);
-    bind(MsFlags::empty())
-        .and_then(|()| bind(MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV))
-        .map_err(failed)
+    mounted.map_err(failed)
 }
 
 /// An empty, read-only file system attached nowhere.
@@ -333,6 +328,16 @@ fn attach(mount: &OwnedFd, target: &Path) -> nix::Result<()> {
         )
     };
     Errno::result(result).map(drop)
+}
+
+/// Mounts an overlay at `target`, read-only without an upper layer.
+fn mount_overlay(lower: &[PathBuf], upper: Option<(&Path, &Path)>, target: &Path) -> nix::Result<()> {
+    let attributes = if upper.is_none() { MOUNT_ATTR_RDONLY } else { 0 };
+    match overlay(lower, upper, attributes) {
+        Ok(fd) => attach(&fd, target),
+        Err(Errno::EINVAL | Errno::ENOSYS) => mount_by_options(lower, upper, target),
+        Err(e) => Err(e),
+    }
 }
 
 /// For kernels before 6.5.
