@@ -223,7 +223,11 @@ impl<K: Staged> Walk<'_, K> {
         } else {
             turn.acted = true;
             turn.outcome = match stage.undo(self.cx, self.object).await {
-                Ok(Undone::Done) => Ok(Outcome::Done),
+                Ok(Undone::Done) => {
+                    // What was seen of it is not so any more: the status must not tell it until the next pass.
+                    turn.looked = None;
+                    Ok(Outcome::Done)
+                }
                 Ok(Undone::Pending(what)) => Ok(Outcome::Wait(Why::new("Stopping", what))),
                 Err(e) => Err(e),
             };
