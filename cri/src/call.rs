@@ -26,7 +26,7 @@ impl Call {
     pub(crate) fn open<T: Wish>(request: tonic::Request<T>) -> (Call, T) {
         let subject = request.extensions().get::<Subject>().cloned().unwrap_or_default();
         let call = Call {
-            started: Instant::now(),
+            started: now(),
             limit: limit(request.metadata()),
             subject,
         };
@@ -65,8 +65,13 @@ fn margin(limit: Duration) -> Duration {
     (limit / 20).min(Duration::from_millis(500))
 }
 
+/// As tokio has it, whose clock waits follow.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
 fn boottime_at(at: Instant) -> u64 {
-    let ahead = at.saturating_duration_since(Instant::now()).as_nanos();
+    let ahead = at.saturating_duration_since(now()).as_nanos();
     state::store::boottime_ns().saturating_add(u64::try_from(ahead).unwrap_or(u64::MAX))
 }
 

@@ -1,0 +1,86 @@
+//! Every scenario, cut at every step: before it and after it; daemon, shims, both, power (names or bytes lost), database.
+//!
+//! `SIM_ONLY=life cargo test --release -p reconciler --test sim_exhaustive` plays one scenario. What fails prints the
+//! node's whole story.
+
+mod sim;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sim::case::{Case, play};
+use sim::client::Op;
+use sim::fs::Loss;
+use sim::node::{Blow, Cut};
+use sim::scenarios;
+
+const BLOWS: [Blow; 6] = [
+    Blow::Daemon,
+    Blow::Shims,
+    Blow::Both,
+    Blow::Power(Loss::Names),
+    Blow::Power(Loss::Bytes),
+    Blow::Store,
+];
+/// Failed cases that are told.
+const TOLD: usize = 3;
+
+fn chosen() -> Vec<(&'static str, Vec<Op>)> {
+    let only = std::env::var("SIM_ONLY").unwrap_or_default();
+    scenarios::all().into_iter().filter(|(name, _)| name.starts_with(&only)).collect()
+}
+
+fn case(name: &str, ops: Vec<Op>, cut: Option<Cut>) -> Case {
+    Case {
+        name: name.to_owned(),
+        ops,
+        cut,
+        ..Case::default()
+    }
+}
+
+#[test]
+fn a_quiet_node_answers_every_call_at_once() {
+    for (name, ops) in chosen() {
+        let case = case(name, ops, None);
+        let outcome = play(&case);
+        assert!(outcome.problems.is_empty() && outcome.errors.is_empty(), "{}", outcome.report(&case));
+        let again = play(&case);
+        assert!(again.trace == outcome.trace, "{name}: a case is the same whenever it is played");
+    }
+}
+
+#[test]
+fn a_cut_at_any_step_is_repaired() {
+    let mut cases = Vec::new();
+    for (name, ops) in chosen() {
+        let steps = play(&case(name, ops.clone(), None)).steps;
+        for step in 1..=steps {
+            for (after, blow) in BLOWS.iter().flat_map(|blow| [(false, *blow), (true, *blow)]) {
+                cases.push(case(name, ops.clone(), Some(Cut { step, after, blow })));
+            }
+        }
+    }
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = play(case);
+                    if !outcome.problems.is_empty() {
+                        failed.lock().unwrap().push((outcome.report(case), outcome.problems));
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap();
+    println!("{} cases, {} failed", cases.len(), failed.len());
+    for (report, _) in failed.iter().take(TOLD) {
+        println!("{report}");
+    }
+    for (report, problems) in &failed {
+        println!("{} => {}", report.lines().next().unwrap_or_default(), problems[0]);
+    }
+    assert!(failed.is_empty(), "{} of {} cases", failed.len(), cases.len());
+}
