@@ -12,7 +12,7 @@ use state::sandbox::SandboxKind;
 use super::check::{self, Exits};
 use super::client::{Client, Op};
 use super::daemon::{Daemon, SimClock};
-use super::node::{Blow, Cut, SECOND, Sim, Unrest};
+use super::node::{Cut, SECOND, Sim, Unrest};
 use super::parts::census;
 
 /// Longer than a debt's patience, a restart's back-off, two looks of the sweep and a resync together.
@@ -75,6 +75,7 @@ struct Course<'a> {
     errors: Vec<String>,
     before: Option<Vec<String>>,
     seen: std::collections::BTreeMap<String, String>,
+    blows: u64,
 }
 
 /// Plays a case to its end.
@@ -99,6 +100,7 @@ pub fn play(case: &Case) -> Outcome {
         errors: Vec::new(),
         before: None,
         seen: Default::default(),
+        blows: 0,
     };
     let mut boots = 0;
     while course.stage != Stage::Done && boots < 200 {
@@ -134,8 +136,8 @@ fn incarnation(course: &mut Course<'_>) {
         let kernel = tokio::spawn(sim.clone().kernel());
         tokio::select! {
             biased;
-            () = sim.crashed.notified() => {}
             () = course.live() => {}
+            () = dead(&sim) => {}
         }
         kernel.abort();
         let mut node = sim.lock();
@@ -143,6 +145,13 @@ fn incarnation(course: &mut Course<'_>) {
         node.deaths = None;
         node.run(false);
     });
+}
+
+/// Until the daemon is killed.
+async fn dead(sim: &Sim) {
+    while sim.lock().daemon != 0 {
+        sim.crashed.notified().await;
+    }
 }
 
 impl Course<'_> {
@@ -176,7 +185,12 @@ impl Course<'_> {
     /// Does the calls that are left, then rests.
     async fn calls(&mut self, daemon: &Daemon) {
         while let Some(op) = self.case.ops.get(self.at).cloned() {
-            match self.client.call(daemon, &op).await {
+            let answer = self.client.call(daemon, &op).await;
+            if self.sim.lock().daemon == 0 {
+                // The dead answer nobody.
+                return std::future::pending().await;
+            }
+            match answer {
                 Ok(()) => {
                     self.at += 1;
                     self.tries = 0;
@@ -196,6 +210,7 @@ impl Course<'_> {
         }
         self.rest(daemon).await;
         self.seen = check::statuses(&daemon.running.cx);
+        self.blows = self.sim.lock().blows;
         self.stage = Stage::Again;
     }
 
@@ -210,9 +225,7 @@ impl Course<'_> {
     async fn again(&mut self, daemon: &Daemon) {
         self.rest(daemon).await;
         let now = check::statuses(&daemon.running.cx);
-        // Time went by: what ends by itself may have ended, and a cut may have come.
-        let struck = self.sim.lock().last_blow.is_some_and(|blow| blow != Blow::Daemon);
-        if !struck {
+        if self.sim.lock().blows == self.blows {
             for (name, before) in &self.seen {
                 let now = now.get(name);
                 if now != Some(before) {

@@ -195,7 +195,8 @@ pub struct Node {
     /// The living daemon; 0 is none.
     pub daemon: u64,
     pub last_daemon: u64,
-    pub last_blow: Option<Blow>,
+    /// Blows so far.
+    pub blows: u64,
     pub steps: u64,
     pub cut: Option<Cut>,
     pub trace: Vec<String>,
@@ -264,7 +265,7 @@ impl Sim {
             unrest: Unrest::default(),
             daemon: 0,
             last_daemon: 0,
-            last_blow: None,
+            blows: 0,
             steps: 0,
             cut: None,
             trace: Vec::new(),
@@ -407,7 +408,7 @@ impl Node {
 
     pub fn strike(&mut self, blow: Blow) {
         self.trace.push(format!("==== {blow:?}"));
-        self.last_blow = Some(blow);
+        self.blows += 1;
         if blow != Blow::Shims {
             self.daemon = 0;
             self.deaths = None;
