@@ -231,7 +231,7 @@ impl Client {
                         "restartPolicy": restart, "terminationGracePeriodSeconds": 5,
                         "containers": [{
                             "name": "main", "image": APP, "command": args,
-                            "security": { "apparmor": "Unconfined" },
+                            "security": { "apparmor": { "type": "Unconfined" } },
                         }],
                     },
                 });
