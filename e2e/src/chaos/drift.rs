@@ -13,7 +13,7 @@ use super::{Shared, count};
 use crate::leaks::nft_tables;
 use crate::{eventually, tools};
 
-/// A round of resync takes 60 s, two looks for what belongs to nobody 30 s after a daemon's start; and the daemon may be
+/// A round of resync takes 60 s, two looks for what belongs to nobody take 30 s from a daemon's start; it may be
 /// killed meanwhile, any number of times.
 const REPAIR: Duration = Duration::from_secs(240);
 
