@@ -8,6 +8,7 @@
 //!        --> tools  runs other programs of the node
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
+//!   peers     the same faults on another runtime, side by side
 //!   chaos     pods live through CRI while everything is killed at random
 //! ```
 //!
@@ -21,6 +22,7 @@ pub mod images;
 pub mod leaks;
 pub mod nasty;
 pub mod node;
+pub mod peers;
 pub mod pods;
 pub mod registry;
 pub mod scrub;
