@@ -183,12 +183,14 @@ impl Running {
             tracing::warn!("the next boot will verify layers: {e}");
         }
         // A shim leaves its cgroup a moment after its socket: what was busy then may be empty now.
-        let World {
-            cgroups, paths, shims, ..
-        } = &self.cx.world;
-        cgroups.remove_if_empty(&paths.default_cgroup());
-        cgroups.remove_if_empty(shims.cgroup());
+        sweep_shared(&self.cx.world);
     }
+}
+
+/// Takes away the cgroups that pods share when the last pod has left them; its own undo may have been cut before that.
+fn sweep_shared(world: &World) {
+    world.cgroups.remove_if_empty(&world.paths.default_cgroup());
+    world.cgroups.remove_if_empty(world.shims.cgroup());
 }
 
 /// The steps due now, over all objects and orphans.
@@ -261,6 +263,7 @@ pub async fn once(cx: &Arc<Context>) -> Result<Report> {
         }
     }
     cx.world.network.sweep_node().await?;
+    sweep_shared(&cx.world);
     for orphan in sweep::orphans(cx).await? {
         match sweep::sweep(cx, &orphan).await {
             Ok(()) => report.done.push(orphan.plan()),
@@ -446,6 +449,7 @@ async fn sweep_always(cx: Arc<Context>) {
         if let Err(e) = cx.world.network.sweep_node().await {
             tracing::warn!("network sweep: {e}");
         }
+        sweep_shared(&cx.world);
         if let Err(e) = image::collect::garbage(&cx).await {
             tracing::warn!("image garbage: {e}");
         }

@@ -16,7 +16,7 @@ use super::node::{Cut, SECOND, Sim, Unrest};
 use super::parts::census;
 
 /// Longer than a debt's patience, a restart's back-off, two looks of the sweep and a resync together.
-const REST: Duration = Duration::from_secs(1500);
+const REST: Duration = Duration::from_secs(400);
 /// Tries of one call.
 const TRIES: u32 = 80;
 
@@ -48,7 +48,9 @@ impl Outcome {
         for line in self.trace.iter().rev().take(400).rev() {
             text += &format!("    {line}\n");
         }
-        self.errors.iter().for_each(|e| text += &format!("  answered: {e}\n"));
+        let mut told = self.errors.clone();
+        told.dedup();
+        told.iter().for_each(|e| text += &format!("  answered: {e}\n"));
         self.problems.iter().for_each(|p| text += &format!("  BROKEN {p}\n"));
         text
     }

@@ -318,7 +318,7 @@ impl Shim for Connection {
     async fn pause(&self, request: PauseRequest) -> shim::Result<Started> {
         self.call("Pause").await?;
         let record = PathBuf::from(&request.record);
-        self.is_new("Pause", PAUSE, &record)?;
+        self.is_new("Pause", PAUSE, &record, false)?;
         self.start(
             "Pause",
             Job {
@@ -335,7 +335,7 @@ impl Shim for Connection {
     async fn run(&self, request: RunRequest) -> shim::Result<Started> {
         self.call("Run").await?;
         let record = PathBuf::from(&request.record);
-        self.is_new("Run", &request.id, &record)?;
+        self.is_new("Run", &request.id, &record, true)?;
         let (program, late) = {
             let node = self.part.sim.lock();
             let late = request.start_by != 0 && request.start_by < node.now();
@@ -437,16 +437,16 @@ impl Shim for Connection {
 }
 
 impl Connection {
-    fn is_new(&self, method: &'static str, id: &str, record: &Path) -> shim::Result<()> {
+    fn is_new(&self, method: &'static str, id: &str, record: &Path, once: bool) -> shim::Result<()> {
         let node = self.part.sim.lock();
         let known = node.shims.get(&self.sandbox).is_some_and(|shim| shim.tasks.contains_key(id));
         let run = node.run_record(record).unwrap_or_default();
-        let begun = run.start.is_some() || run.end.is_some();
+        let begun = run.end.is_some() || (once && run.start.is_some());
         if node.mutation == Some("starts twice") {
             return Ok(());
         }
         if known || begun {
-            return Err(refused(method, Code::AlreadyExists, format!("{id} was started before")));
+            return Err(refused(method, Code::FailedPrecondition, format!("{id} was started before")));
         }
         Ok(())
     }
