@@ -88,3 +88,55 @@ fn a_cut_at_any_step_is_repaired() {
     }
     assert!(failed.is_empty(), "{} of {} cases", failed.len(), cases.len());
 }
+
+/// The last step of a quiet play that has this name.
+fn step_of(name: &str, step: &str) -> (Vec<Op>, u64) {
+    let ops = scenarios::all().into_iter().find(|(own, _)| *own == name).expect("a scenario").1;
+    let trace = play(&case(name, ops.clone(), None)).trace;
+    let found = trace.iter().rev().find(|line| line.ends_with(step)).expect("a step");
+    (ops, found.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"))
+}
+
+fn well(name: &str, step: &str, after: bool, blow: Blow) {
+    let (ops, step) = step_of(name, step);
+    let case = case(name, ops, Some(Cut { step, after, blow }));
+    let outcome = play(&case);
+    assert!(outcome.problems.is_empty(), "{}", outcome.report(&case));
+}
+
+/// The next shim writes "never began" into the pause's record; that was taken for "not made yet", and no shim makes a
+/// process with a record that has an end: the sandbox never became ready.
+#[test]
+fn a_pause_whose_start_was_cut_is_started_again() {
+    for step in ["shim: task noted", "shim: cgroup made", "shim: process forked"] {
+        well("sandbox", step, true, Blow::Shims);
+        well("sandbox", step, true, Blow::Both);
+    }
+}
+
+/// The undo that would have taken the pods' common cgroup away was cut after its own, and no later look missed it.
+#[test]
+fn the_common_cgroup_goes_though_the_daemon_died_before_it() {
+    well("sandbox", "cgroups: directory removed", true, Blow::Daemon);
+}
+
+/// What the checks are worth: each of these breaks one promise, and is seen.
+#[test]
+fn a_broken_promise_is_seen() {
+    let broken = |name: &str, mutation, blow: Blow, rule: &str| {
+        let ops = scenarios::all().into_iter().find(|(own, _)| *own == name).expect("a scenario").1;
+        let steps = play(&case(name, ops.clone(), None)).steps;
+        let seen = (1..=steps).rev().any(|step| {
+            let after = true;
+            let case = Case {
+                mutation: Some(mutation),
+                ..case(name, ops.clone(), Some(Cut { step, after, blow }))
+            };
+            play(&case).problems.iter().any(|problem| problem.starts_with(rule))
+        });
+        assert!(seen, "{mutation} is not seen");
+    };
+    broken("sandbox", "pin kept", Blow::Daemon, "4");
+    broken("exit by itself", "end not flushed", Blow::Power(Loss::Bytes), "7");
+    broken("exit by itself", "answered before it is durable", Blow::Daemon, "1");
+}

@@ -108,8 +108,13 @@ pub fn play(case: &Case) -> Outcome {
     while course.stage != Stage::Done && boots < 200 {
         boots += 1;
         incarnation(&mut course);
-        let away = sim.lock().rng.below(5) * SECOND;
-        sim.lock().idle(away + SECOND / 10);
+        let mut node = sim.lock();
+        let away = node.rng.below(5) * SECOND;
+        node.idle(away + SECOND / 10);
+        if case.unrest.crash > 0 {
+            // Up to an hour, to and fro: the wall clock is for people only.
+            node.wall += (node.rng.below(7200) as i64 - 3600) * SECOND as i64;
+        }
     }
     if course.stage != Stage::Done {
         course.problems.push(format!("2: it came to no end in {boots} lives"));
