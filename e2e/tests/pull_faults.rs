@@ -6,86 +6,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::eventually;
-use e2e::images::{Compression, Image, Layer};
+use e2e::images::Image;
 use e2e::node::{Node, Options};
-use e2e::registry::{Fault, Gate, Server, digest};
+use e2e::registry::{Fault, Gate, Server};
+use e2e::served::{Served, fetched, layer, serve};
 use e2e::v1::AuthConfig;
 use serde_json::json;
 use tonic::Code;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Bytes that do not compress, the same for the same seed.
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    (0..len / 8).flat_map(|_| next().to_le_bytes()).collect()
-}
-
-/// An image on the server.
-struct Served {
-    name: String,
-    /// Digests of the layers' blobs and their sizes, bottom first.
-    blobs: Vec<(String, u64)>,
-}
-
-impl Served {
-    fn size(&self) -> u64 {
-        self.blobs.iter().map(|(_, size)| size).sum()
-    }
-}
-
-fn layer(seed: u64, bytes: usize) -> Layer {
-    Layer::new(Compression::Gzip).file(&format!("noise{seed}"), 0o644, noise(seed, bytes))
-}
-
-fn serve(server: &Server, path: &str, layers: &[Layer]) -> Served {
-    let mut blobs = Vec::new();
-    let mut listed = Vec::new();
-    for layer in layers {
-        let (bytes, suffix) = layer.blob();
-        let size = bytes.len() as u64;
-        let digest = server.blob(path, &bytes);
-        listed.push(
-            json!({ "mediaType": format!("application/vnd.oci.image.layer.v1.tar{suffix}"),
-            "digest": digest, "size": size }),
-        );
-        blobs.push((digest, size));
-    }
-    let arch = if cfg!(target_arch = "aarch64") {
-        "arm64"
-    } else {
-        "amd64"
-    };
-    let diff_ids: Vec<_> = layers.iter().map(|layer| digest(&layer.tar())).collect();
-    let config = json!({ "architecture": arch, "os": "linux", "config": {},
-        "rootfs": { "type": "layers", "diff_ids": diff_ids } })
-    .to_string();
-    let config_digest = server.blob(path, config.as_bytes());
-    let kind = "application/vnd.oci.image.manifest.v1+json";
-    let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "layers": listed, "config": {
-        "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config_digest, "size": config.len() } });
-    server.manifest(path, "1", kind, manifest.to_string().as_bytes());
-    Served {
-        name: format!("{}/{path}:1", server.host()),
-        blobs,
-    }
-}
-
-/// Bytes of layers that were sent since the last call.
-fn fetched(server: &Server, image: &Served) -> u64 {
-    let of_layer = |path: &str| image.blobs.iter().any(|(digest, _)| path.contains(digest));
-    let seen = server.take_seen();
-    seen.iter()
-        .filter(|seen| of_layer(&seen.path))
-        .map(|seen| seen.sent)
-        .sum()
-}
 
 /// Waits until the layer's transfer has begun; connections that are open then. (Idle ones stay open for reuse.)
 async fn begun(server: &Server, blob: &str) -> Result<usize> {
