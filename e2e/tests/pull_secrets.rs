@@ -199,11 +199,9 @@ async fn sources_come_in_their_order_and_all_answers_are_told() -> Result<()> {
         server.host()
     );
     fs::write(docker.join("config.json"), format!("{{\"auths\":{entry}}}"))?;
+    let home = node.path("home").display().to_string();
     node = node.with(Options {
-        env: vec![
-            ("DOCKER_CONFIG", docker.display().to_string()),
-            ("HOME", node.path("home").display().to_string()),
-        ],
+        env: vec![("DOCKER_CONFIG", docker.display().to_string()), ("HOME", home)],
         ..Options::default()
     });
     node.serve().await?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::content::{self, Content};
 use super::garbage::Released;
 use super::layers::Layers;
-use super::pull::{Locks, Pins};
+use super::pull::{Flights, Pins};
 use super::registry::{self, Registry};
 use super::unpack::Limits;
 use crate::error::{Class, Error, Result};
@@ -22,7 +22,7 @@ pub(super) struct Inner {
     pub(super) content: Content,
     pub(super) layers: Layers,
     pub(super) pins: Pins,
-    pub(super) locks: Locks,
+    pub(super) flights: Flights,
     pub(super) released: Released,
     shim: PathBuf,
     root: PathBuf,
@@ -58,7 +58,7 @@ impl Images {
                 content,
                 layers,
                 pins: Pins::default(),
-                locks: Locks::default(),
+                flights: Flights::default(),
                 released: Released::default(),
                 shim,
                 root: root.to_owned(),
