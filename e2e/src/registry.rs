@@ -24,6 +24,8 @@ pub enum Fault {
     Status(u16),
     /// The status, with a `Retry-After` in seconds.
     Later(u16, u64),
+    /// The status, to be asked again a second after its own `Date`, which is long ago.
+    LaterDate(u16),
     /// So many bytes of the body, then the connection is closed.
     Truncate(u64),
     /// One bit of the body is turned.
@@ -408,6 +410,13 @@ fn answer(request: &Request, shared: &Shared) -> Option<Answer> {
         Some(Fault::Later(status, seconds)) => {
             let mut answer = plain(*status);
             answer.headers.push(("Retry-After".into(), seconds.to_string()));
+            return Some(answer);
+        }
+        Some(Fault::LaterDate(status)) => {
+            let mut answer = plain(*status);
+            let date = |second: u8| format!("Wed, 21 Oct 2015 07:28:0{second} GMT");
+            answer.headers.push(("Date".into(), date(0)));
+            answer.headers.push(("Retry-After".into(), date(1)));
             return Some(answer);
         }
         Some(Fault::Redirect(base)) => {

@@ -1,6 +1,6 @@
 //! Images on the registry that misbehaves ([`crate::registry`]).
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::images::{Compression, Layer};
 use crate::registry::{Server, digest};
@@ -37,16 +37,21 @@ pub fn layer(seed: u64, bytes: usize) -> Layer {
 
 /// Puts an image of these layers on the server, tag `1`.
 pub fn serve(server: &Server, path: &str, layers: &[Layer]) -> Served {
+    serve_as(server, path, layers, |_, _| {})
+}
+
+/// The same, with what `edit` makes of each layer's descriptor.
+pub fn serve_as(server: &Server, path: &str, layers: &[Layer], edit: impl Fn(usize, &mut Value)) -> Served {
     let mut blobs = Vec::new();
     let mut listed = Vec::new();
     for layer in layers {
         let (bytes, suffix) = layer.blob();
         let size = bytes.len() as u64;
         let digest = server.blob(path, &bytes);
-        listed.push(
-            json!({ "mediaType": format!("application/vnd.oci.image.layer.v1.tar{suffix}"),
-            "digest": digest, "size": size }),
-        );
+        let mut descriptor = json!({ "mediaType": format!("application/vnd.oci.image.layer.v1.tar{suffix}"),
+            "digest": digest, "size": size });
+        edit(listed.len(), &mut descriptor);
+        listed.push(descriptor);
         blobs.push((digest, size));
     }
     let arch = if cfg!(target_arch = "aarch64") {
@@ -55,12 +60,14 @@ pub fn serve(server: &Server, path: &str, layers: &[Layer]) -> Served {
         "amd64"
     };
     let diff_ids: Vec<_> = layers.iter().map(|layer| digest(&layer.tar())).collect();
-    let config = json!({ "architecture": arch, "os": "linux", "config": {},
-        "rootfs": { "type": "layers", "diff_ids": diff_ids } })
+    let config = json!({ "architecture": arch, "os": "linux", "config": { "User": "7:8" },
+        "created": "2024-05-06T07:08:09Z", "author": "the tests", "rootfs": { "type": "layers", "diff_ids": diff_ids },
+        "history": layers.iter().map(|_| json!({ "created_by": format!("put into {path}") })).collect::<Vec<_>>() })
     .to_string();
     let config_digest = server.blob(path, config.as_bytes());
     let kind = "application/vnd.oci.image.manifest.v1+json";
-    let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "layers": listed, "config": {
+    let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "layers": listed,
+        "annotations": { "org.example.path": path }, "config": {
         "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config_digest, "size": config.len() } });
     server.manifest(path, "1", kind, manifest.to_string().as_bytes());
     Served {

@@ -134,7 +134,11 @@ impl Shown {
             Shown::Bars { all, bars } => {
                 while bars.len() < layers.len() {
                     let layer = &layers[bars.len()];
-                    let bar = all.add(ProgressBar::new(layer.size).with_style(style(layer.present)));
+                    let bar = all.add(
+                        ProgressBar::new(layer.size)
+                            .with_style(style(layer.present))
+                            .with_position(layer.done),
+                    );
                     bar.set_prefix(name(layer).to_owned());
                     bars.push(bar);
                 }
@@ -149,6 +153,11 @@ impl Shown {
     }
 
     fn done(&self, answer: &v1::PullResponse) {
+        if let Shown::Bars { bars, .. } = self {
+            bars.iter()
+                .filter(|bar| !bar.is_finished())
+                .for_each(ProgressBar::finish);
+        }
         if !matches!(self, Shown::Nothing) {
             eprintln!("digest: {}", answer.digest);
         }
