@@ -95,13 +95,15 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     };
     let authorization = header("proxy-authorization");
     let refused = authorization.as_ref() != Some(&shared.wanted);
-    let mut passed = shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
-    passed.push(Passed {
-        line: line.clone(),
-        authorization,
-        refused,
-    });
-    drop(passed);
+    shared
+        .passed
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(Passed {
+            line: line.clone(),
+            authorization,
+            refused,
+        });
     if refused {
         let answer = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
         stream.write_all(answer).await?;
