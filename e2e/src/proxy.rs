@@ -109,30 +109,33 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
         stream.write_all(answer).await?;
         return stream.shutdown().await;
     }
-    let mut upstream;
     if line.starts_with("CONNECT ") {
-        upstream = TcpStream::connect(shared.tunnel).await?;
+        let mut upstream = TcpStream::connect(shared.tunnel).await?;
         stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
-    } else {
-        upstream = TcpStream::connect(shared.plain).await?;
-        // In origin form; the connection is this one request's.
-        let url = line.split("://").nth(1).unwrap_or_default();
-        let path = url.find('/').map_or("/", |at| &url[at..]);
-        let method = line.split(' ').next().unwrap_or_default();
-        let hidden = |line: &&str| {
-            let line = line.to_lowercase();
-            !line.starts_with("proxy-") && !line.starts_with("connection:")
-        };
-        let rest: Vec<_> = head
-            .lines()
-            .skip(1)
-            .filter(hidden)
-            .filter(|line| !line.is_empty())
-            .collect();
-        let request = format!("{method} {path} HTTP/1.1\r\n{}\r\n\r\n", rest.join("\r\n"));
-        upstream.write_all(request.as_bytes()).await?;
+        return tokio::io::copy_bidirectional(&mut stream, &mut upstream)
+            .await
+            .map(drop);
     }
-    tokio::io::copy_bidirectional(&mut stream, &mut upstream)
-        .await
-        .map(drop)
+    let mut upstream = TcpStream::connect(shared.plain).await?;
+    upstream.write_all(in_origin_form(&line, &head).as_bytes()).await?;
+    // One request a connection, which both sides are told.
+    upstream.shutdown().await?;
+    let mut status = Vec::new();
+    while !status.ends_with(b"\r\n") && status.len() < 1 << 10 {
+        status.push(upstream.read_u8().await?);
+    }
+    stream.write_all(&status).await?;
+    stream.write_all(b"Connection: close\r\n").await?;
+    tokio::io::copy(&mut upstream, &mut stream).await?;
+    stream.shutdown().await
+}
+
+/// The request as the server itself takes it.
+fn in_origin_form(line: &str, head: &str) -> String {
+    let url = line.split("://").nth(1).unwrap_or_default();
+    let path = url.find('/').map_or("/", |at| &url[at..]);
+    let method = line.split(' ').next().unwrap_or_default();
+    let kept = |line: &&str| !line.is_empty() && !line.to_lowercase().starts_with("proxy-");
+    let rest: Vec<_> = head.lines().skip(1).filter(kept).collect();
+    format!("{method} {path} HTTP/1.1\r\n{}\r\n\r\n", rest.join("\r\n"))
 }

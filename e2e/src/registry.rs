@@ -133,6 +133,7 @@ struct Held {
 struct Shared {
     held: Mutex<Held>,
     open: AtomicUsize,
+    sending: AtomicUsize,
     host: String,
 }
 
@@ -232,6 +233,11 @@ impl Server {
         self.shared.lock().seen.iter().map(|seen| seen.sent).sum()
     }
 
+    /// Answers that are on their way, stalled ones included.
+    pub fn sending(&self) -> usize {
+        self.shared.sending.load(Ordering::SeqCst)
+    }
+
     /// Connections that are open.
     pub fn connections(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
@@ -317,7 +323,10 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
             }
         };
         let closes = answer.unsaid || matches!(answer.pace, Pace::Truncate(_));
-        send(&mut stream, &request, answer, count).await?;
+        shared.sending.fetch_add(1, Ordering::SeqCst);
+        let sent = send(&mut stream, &request, answer, count).await;
+        shared.sending.fetch_sub(1, Ordering::SeqCst);
+        sent?;
         if closes {
             return stream.shutdown().await;
         }

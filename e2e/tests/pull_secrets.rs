@@ -251,7 +251,10 @@ async fn sources_come_in_their_order_and_all_answers_are_told() -> Result<()> {
     ] {
         ensure!(text.contains(source.as_str()), "no {source:?} in {text}");
     }
-    ensure!(!text.contains("elsewhere"), "it is for another registry: {text}");
+    ensure!(
+        !text.contains("default/elsewhere"),
+        "it is for another registry: {text}"
+    );
     ensure!(!text.contains("wrong-password"), "{text}");
     nowhere(&node, &["wrong-password"])?;
     for name in ["order", "closed"] {
