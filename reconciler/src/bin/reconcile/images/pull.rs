@@ -145,9 +145,7 @@ impl Shown {
 
     fn done(&self, answer: &v1::PullResponse) {
         if let Shown::Bars { bars, .. } = self {
-            bars.iter()
-                .filter(|bar| !bar.is_finished())
-                .for_each(ProgressBar::finish);
+            bars.iter().for_each(Bar::finish);
         }
         if !matches!(self, Shown::Nothing) {
             eprintln!("digest: {}", answer.digest);
