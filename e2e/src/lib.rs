@@ -4,7 +4,8 @@
 //!   test --> node   starts, kills, restarts `reconcile serve`; the command line beside it
 //!        --> client speaks CRI to its socket         <-- pods  builds the requests
 //!        --> images makes the archives it imports    <-- nasty makes those that lie
-//!        --> hub    a real registry that skopeo fills
+//!        --> hub    a real registry that skopeo fills; registry: one that misbehaves, served: images on it;
+//!                   proxy: on the way to both
 //!        --> tools  runs other programs of the node
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
@@ -24,8 +25,10 @@ pub mod nasty;
 pub mod node;
 pub mod peers;
 pub mod pods;
+pub mod proxy;
 pub mod registry;
 pub mod scrub;
+pub mod served;
 pub mod tools;
 
 /// The CRI's messages and clients.

@@ -13,7 +13,7 @@ use super::garbage::{Released, Roots};
 use super::layers::Layers;
 use super::mounts;
 use super::passwd::{self, ResolvedUser, UserRequest};
-use super::pull::{Failure, Locks, Pins, Progress, Pulled};
+use super::pull::{Failure, Flights, Pins, Progress, Pulled};
 use super::registry::{self, Access, Registry};
 use super::unpack::Limits;
 use crate::error::{Class, Error, Result};
@@ -28,7 +28,7 @@ pub(super) struct Inner {
     pub(super) content: Content,
     pub(super) layers: Layers,
     pub(super) pins: Pins,
-    pub(super) locks: Locks,
+    pub(super) flights: Flights,
     pub(super) released: Released,
     shim: PathBuf,
     root: PathBuf,
@@ -64,7 +64,7 @@ impl Images {
                 content,
                 layers,
                 pins: Pins::default(),
-                locks: Locks::default(),
+                flights: Flights::default(),
                 released: Released::default(),
                 shim,
                 root: root.to_owned(),

@@ -8,6 +8,8 @@
 //! A layer is committed by one rename, after its data is on disk. What a crash leaves is a `tmp-` directory that nobody
 //! locks; it is buried at the next start and the work is done again.
 
+mod build;
+mod claims;
 mod deep;
 mod fence;
 mod permits;
@@ -15,12 +17,11 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
@@ -28,6 +29,8 @@ use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
 use tokio::sync::watch;
 
+use self::build::Build;
+use self::claims::Claims;
 use self::fence::Fence;
 use self::permits::Permits;
 pub use self::source::{Source, Stream};
@@ -45,7 +48,7 @@ pub struct Layers {
     dir: PathBuf,
     trash: Trash,
     limits: Limits,
-    flights: Mutex<HashMap<ChainId, Arc<Mutex<()>>>>,
+    claims: Claims,
     permits: Permits,
     unpacking: watch::Sender<usize>,
     /// Of the daemon alone; other users of the store doubt nothing.
@@ -58,13 +61,6 @@ pub enum Soundness {
     Sound,
     Damaged,
     Absent,
-}
-
-/// A layer to be unpacked.
-struct Job<'a> {
-    chain: &'a ChainId,
-    diff_id: &'a Digest,
-    blob: &'a Descriptor,
 }
 
 /// A directory in the making. Dropped, it is buried, unless it has got a name.
@@ -91,7 +87,7 @@ impl Layers {
             dir,
             trash: Trash::open(root)?,
             limits,
-            flights: Mutex::default(),
+            claims: Claims::default(),
             permits: Permits::new(cores.min(WORKERS)),
             unpacking: watch::Sender::new(0),
             fence: None,
@@ -146,21 +142,21 @@ impl Layers {
     }
 
     /// Unpacks what is missing, out of what `source` gives. Answers the chain IDs, bottom first. Blocking. Concurrent
-    /// calls unpack a shared layer once.
+    /// calls unpack a shared layer once, and wait for no more of each other's images than for such layers.
     pub fn ensure(&self, source: &dyn Source, image: &Loaded) -> Result<Vec<ChainId>> {
-        if self.missing(&image.chain_ids)?.is_empty() {
-            return Ok(image.chain_ids.clone());
-        }
-        // Images share layers from the bottom up, so all callers lock what they share in the same order.
-        let flights: Vec<_> = image.chain_ids.iter().map(|c| self.flight(c)).collect();
-        let guards: Vec<_> = flights.iter().map(|f| lock(f)).collect();
         let missing = self.missing(&image.chain_ids)?;
-        self.unpacking.send_modify(|count| *count += 1);
-        let outcome = self.unpack(source, image, &missing);
-        self.unpacking.send_modify(|count| *count -= 1);
-        drop(guards);
-        self.land(&image.chain_ids, flights);
-        outcome.map(|()| image.chain_ids.clone())
+        if !missing.is_empty() {
+            self.unpacking.send_modify(|count| *count += 1);
+            let outcome = Build::new(self, source, image, missing).run();
+            self.unpacking.send_modify(|count| *count -= 1);
+            outcome?;
+        }
+        Ok(image.chain_ids.clone())
+    }
+
+    /// A source may have stopped.
+    pub fn wake(&self) {
+        self.claims.wake();
     }
 
     /// Until nothing is being unpacked: the time to empty the trash, as deleting slows unpacking down.
@@ -180,103 +176,11 @@ impl Layers {
             .collect())
     }
 
-    fn flight(&self, chain: &ChainId) -> Arc<Mutex<()>> {
-        lock(&self.flights).entry(chain.clone()).or_default().clone()
-    }
-
-    /// Forgets the locks that nobody else waits for.
-    fn land(&self, chain: &[ChainId], held: Vec<Arc<Mutex<()>>>) {
-        let mut flights = lock(&self.flights);
-        drop(held);
-        for id in chain {
-            if flights.get(id).is_some_and(|f| Arc::strong_count(f) == 1) {
-                flights.remove(id);
-            }
-        }
-    }
-
-    fn unpack(&self, source: &dyn Source, image: &Loaded, missing: &[usize]) -> Result<()> {
-        let layers = image.manifest.layers();
-        let job = |&i: &usize| Job {
-            chain: &image.chain_ids[i],
-            diff_id: &image.diff_ids[i],
-            blob: &layers[i],
-        };
-        let jobs: Vec<Job> = missing.iter().map(job).collect();
-        if jobs.is_empty() {
-            return Ok(());
-        }
-        let mut made = self.apply_all(source, &jobs)?;
-        self.settle(image, missing, &mut made)?;
-        let mut metas = Vec::new();
-        for making in &made {
-            let meta = making.tree.meta()?;
-            let bytes = serde_json::to_vec(&meta).map_err(|e| Error::invalid("meta.json", e))?;
-            let path = making.aside.path.join("meta.json");
-            fs::write(&path, bytes).map_err(Error::io("write", path.display()))?;
-            metas.push(meta);
-        }
-        // One flush for the whole image; only then may a layer have its name.
-        self.flush()?;
-        for (mut making, job) in made.into_iter().zip(&jobs) {
-            if let Some(stream) = making.stream.take() {
-                stream.keep()?;
-            }
-            making.commit(job.chain)?;
-        }
-        sync_dir(&self.dir)?;
-        let (bytes, inodes) = metas.iter().fold((0, 0), |(b, i), m| (b + m.bytes, i + m.inodes));
-        tracing::info!(image = %image.id(), layers = jobs.len(), bytes, inodes, "layers unpacked");
-        Ok(())
-    }
-
-    /// Unpacks each layer on its own, some at a time, the largest first.
-    fn apply_all<'a>(&'a self, source: &'a dyn Source, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
-        let mut order: Vec<usize> = (0..jobs.len()).collect();
-        order.sort_by_key(|i| std::cmp::Reverse(jobs[*i].blob.size()));
-        let todo = Mutex::new(order.into_iter());
-        let done: Mutex<Vec<Option<Result<Making>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
-        let work = || {
-            loop {
-                let Some(i) = lock(&todo).next() else { return };
-                let _permit = (!source.slow()).then(|| self.permits.take());
-                let outcome = self.apply_one(source, &jobs[i]);
-                if outcome.is_err() {
-                    lock(&todo).by_ref().for_each(drop); // the image has failed
-                }
-                lock(&done)[i] = Some(outcome);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..self.permits.most.min(jobs.len()) {
-                // A thread that cannot be had leaves its work to this one.
-                let _ = std::thread::Builder::new()
-                    .name("unpack".into())
-                    .spawn_scoped(scope, work);
-            }
-            work();
-        });
-        let outcomes = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let mut made = Vec::new();
-        let mut skipped = false;
-        for outcome in outcomes {
-            match outcome {
-                Some(outcome) => made.push(outcome?),
-                None => skipped = true, // the error comes later in the list
-            }
-        }
-        if skipped {
-            Err(Error::invalid("image", "a layer was not unpacked"))
-        } else {
-            Ok(made)
-        }
-    }
-
-    fn apply_one<'a>(&'a self, source: &'a dyn Source, job: &Job) -> Result<Making<'a>> {
-        let mut stream = source.open(job.blob)?;
+    fn apply_one<'a>(&'a self, source: &'a dyn Source, diff_id: &Digest, blob: &Descriptor) -> Result<Making<'a>> {
+        let mut stream = source.open(blob)?;
         let aside = self.aside()?;
-        let applied = apply(&mut *stream, job.diff_id, &aside.path.join("fs"), &self.limits);
-        let tree = stream.end(applied).map_err(|e| e.of_layer(job.blob.digest()))?;
+        let applied = apply(&mut *stream, diff_id, &aside.path.join("fs"), &self.limits);
+        let tree = stream.end(applied).map_err(|e| e.of_layer(blob.digest()))?;
         Ok(Making {
             aside,
             tree,
@@ -297,23 +201,6 @@ impl Layers {
             path,
             _lock,
         })
-    }
-
-    /// Bottom-up, each layer gets what it takes from those below.
-    fn settle(&self, image: &Loaded, missing: &[usize], made: &mut [Making]) -> Result<()> {
-        let mut below: Vec<PathBuf> = Vec::new(); // top first
-        for (i, chain) in image.chain_ids.iter().enumerate() {
-            let fs = match missing.binary_search(&i) {
-                Ok(at) => {
-                    let digest = image.manifest.layers()[i].digest();
-                    made[at].tree.settle(&below).map_err(|e| e.of_layer(digest))?;
-                    made[at].aside.path.join("fs")
-                }
-                Err(_) => self.fs(chain)?,
-            };
-            below.insert(0, fs);
-        }
-        Ok(())
     }
 
     // ---- what is here ----

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::content::{Content, Error, Result};
 use super::super::unpack::apply;
-use super::{Job, Layers};
+use super::Layers;
 use crate::image::manifest::{ChainId, Loaded};
 
 impl Layers {
@@ -19,23 +19,14 @@ impl Layers {
             if self.meta(chain)?.is_none() || !content.sound(blob.digest())? {
                 continue;
             }
-            let job = Job {
-                chain,
-                diff_id: &image.diff_ids[i],
-                blob,
-            };
-            if !self.same(content, &job)? {
+            let again = self.aside()?;
+            let fs = again.path.join("fs");
+            apply(content.open_blob(blob.digest())?, &image.diff_ids[i], &fs, &self.limits)?;
+            if !same_files(&fs, &self.fs(chain)?)? {
                 differing.push(chain.clone());
             }
         }
         Ok(differing)
-    }
-
-    fn same(&self, content: &Content, job: &Job) -> Result<bool> {
-        let aside = self.aside()?;
-        let again = aside.path.join("fs");
-        apply(content.open_blob(job.blob.digest())?, job.diff_id, &again, &self.limits)?;
-        same_files(&again, &self.fs(job.chain)?)
     }
 }
 

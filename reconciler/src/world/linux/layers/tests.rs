@@ -244,7 +244,7 @@ fn twenty_callers_unpack_once() {
     // A second unpacking of a layer would have buried the first one.
     assert_eq!(node.in_trash(), 0);
     assert_eq!(node.layers.names().unwrap().len(), 3);
-    assert!(lock(&node.layers.flights).is_empty() && *node.layers.unpacking.borrow() == 0);
+    assert!(node.layers.claims.is_empty() && *node.layers.unpacking.borrow() == 0);
 }
 
 #[test]
