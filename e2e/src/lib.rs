@@ -3,7 +3,7 @@
 //! ```text
 //!   test --> node   starts, kills, restarts `reconcile serve`; the command line beside it
 //!        --> client speaks CRI to its socket         <-- pods  builds the requests
-//!        --> images makes the archives it imports    <-- nasty makes those that lie
+//!        --> images makes the archives it imports    <-- nasty makes those that lie, corpus odd ones from seeds
 //!        --> hub    a real registry that skopeo fills
 //!        --> tools  runs other programs of the node
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
@@ -14,6 +14,7 @@
 //! code with the crates under test. Tests run in parallel, each on its own root, state directory and socket.
 
 pub mod client;
+pub mod corpus;
 pub mod hub;
 pub mod images;
 pub mod leaks;

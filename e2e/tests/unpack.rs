@@ -1,0 +1,71 @@
+//! Unpacked images against an independent judge: what umoci makes of the same layers.
+//!
+//! `UNPACK_SEEDS=200` tries as many fresh seeds; `UNPACK_SEED=7` replays one.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use e2e::corpus::{self, tree};
+use e2e::node::Node;
+use e2e::tools;
+
+/// Seeds that are always tried.
+const FIXED: std::ops::Range<u64> = 1..13;
+
+fn seeds() -> Result<Vec<u64>> {
+    if let Ok(one) = std::env::var("UNPACK_SEED") {
+        return Ok(vec![one.parse().context("UNPACK_SEED")?]);
+    }
+    let fresh: u64 = std::env::var("UNPACK_SEEDS")
+        .map_or(Ok(4), |n| n.parse())
+        .context("UNPACK_SEEDS")?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64;
+    Ok(FIXED.chain(now..now + fresh).collect())
+}
+
+/// What umoci makes of an image, at `<dir>/tree`.
+fn judged(archive: &[u8], dir: &Path) -> Result<()> {
+    let layout = dir.join("layout");
+    std::fs::create_dir_all(&layout)?;
+    let file = dir.join("archive.tar");
+    std::fs::write(&file, archive)?;
+    tools::check(Command::new("tar").arg("-xf").arg(&file).arg("-C").arg(&layout))?;
+    let image = format!("{}:judged", layout.display());
+    let out = dir.join("tree");
+    tools::check(
+        Command::new("umoci")
+            .args(["raw", "unpack", "--image", &image])
+            .arg(&out),
+    )
+    .context("Debian package umoci")?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn generated_images_are_what_umoci_makes_of_them() -> Result<()> {
+    let node = Node::start().await?;
+    for seed in seeds()? {
+        println!("seed {seed}");
+        one(&node, seed).await.with_context(|| {
+            format!("again: UNPACK_SEED={seed} cargo test --release -p e2e --test unpack generated -- --nocapture")
+        })?;
+    }
+    node.finish().await
+}
+
+async fn one(node: &Node, seed: u64) -> Result<()> {
+    let name = format!("localhost/corpus:{seed}");
+    let (ours, _) = corpus::image(seed, &name);
+    let (_, theirs) = corpus::image(seed, "judged");
+    let dir = tempfile::Builder::new().prefix("rc-judge-").tempdir_in("/var/tmp")?;
+    judged(&theirs.oci(), dir.path())?;
+    node.import(ours.oci()).await?;
+    let mounted = node.ok(&["images", "mount", &name]).await?;
+    let outcome = tree::read(Path::new(mounted.trim()))
+        .and_then(|ours| tree::same(&ours, &tree::read(&dir.path().join("tree"))?, "umoci"));
+    node.ok(&["images", "umount", &name]).await?;
+    node.cri.remove_image(&name).await?;
+    outcome
+}
