@@ -8,6 +8,8 @@
 //!   do), so a directory takes the link's place; umoci unpacks over them and follows it;
 //! * a hard link to one of several names of a file of a lower layer: overlay copies up one name, never the group;
 //! * a file of the layer in a directory that it does not list, before a whiteout of that directory: umoci removes both;
+//! * what directories look like that no layer lists, and when something last changed in a directory: umoci leaves its
+//!   own clock and the host's set-group-id bits there;
 //! * character devices 0:0: overlay's own whiteouts.
 
 pub mod tar;
@@ -55,8 +57,16 @@ impl Random {
     }
 }
 
-/// The image of a seed, and the same layers as umoci can read them (it knows no zstd).
-pub fn image(seed: u64, name: &str) -> (Image, Image) {
+/// What a seed makes.
+pub struct Made {
+    pub image: Image,
+    /// The same layers as umoci can read them: it knows no zstd.
+    pub judged: Image,
+    /// Directories that no layer lists, as [`tree::read`] writes them: their metadata is nowhere said.
+    pub implied: Vec<String>,
+}
+
+pub fn image(seed: u64, name: &str) -> Made {
     let mut maker = Maker {
         random: Random::new(seed),
         tree: BTreeMap::new(),
@@ -73,8 +83,13 @@ pub fn image(seed: u64, name: &str) -> (Image, Image) {
         let gzip = compress(&tar, Compression::Gzip);
         theirs.push(Layer::stored(tar, gzip, "+gzip"));
     }
-    let of = |layers| Image::new(name, layers, json!({ "Cmd": ["/none"] }));
-    (of(ours), of(theirs))
+    let of = |name: &str, layers| Image::new(name, layers, json!({ "Cmd": ["/none"] }));
+    let implied = maker.tree.iter().filter(|(_, node)| node.kind == Kind::Implied);
+    Made {
+        image: of(name, ours),
+        judged: of("judged", theirs),
+        implied: implied.map(|(path, _)| path.escape_ascii().to_string()).collect(),
+    }
 }
 
 /// One of the ways to store a layer: plain, gzip, zstd, the latter two also in several members or frames.

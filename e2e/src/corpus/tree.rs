@@ -21,7 +21,8 @@ pub fn read(root: &Path) -> Result<BTreeMap<String, String>> {
     while let Some(dir) = todo.pop() {
         for entry in fs::read_dir(&dir).with_context(|| format!("list {}", dir.display()))? {
             let path = entry?.path();
-            if fs::symlink_metadata(&path)?.is_dir() {
+            let meta = fs::symlink_metadata(&path).with_context(|| format!("look at {path:?}"))?;
+            if meta.is_dir() {
                 todo.push(path.clone());
             }
             seen.push(path);
@@ -100,6 +101,30 @@ fn xattrs(path: &Path) -> Result<String> {
     } else {
         format!("{all:?}")
     })
+}
+
+/// `theirs`, where umoci could not know better: of `implied` directories only the type counts, and a directory's time is
+/// ours if umoci's own clock made it (after `start`, seconds), which ours must not.
+pub fn lenient(ours: &BTreeMap<String, String>, theirs: &mut BTreeMap<String, String>, implied: &[String], start: i64) {
+    for (path, line) in theirs.iter_mut().filter(|(_, line)| line.starts_with("dir ")) {
+        let Some(ours) = ours.get(path).filter(|line| line.starts_with("dir ")) else {
+            continue;
+        };
+        let made = |line: &str| {
+            let time = line.split(' ').nth(3)?;
+            let seconds: i64 = time.split('.').next()?.parse().ok()?;
+            (start..start + 3600).contains(&seconds).then(|| time.to_owned())
+        };
+        match (made(line), made(ours)) {
+            (_, Some(_)) => {}
+            (_, None) if implied.contains(path) => *line = ours.clone(),
+            (Some(now), None) => {
+                let kept = ours.split(' ').nth(3).unwrap_or_default();
+                *line = line.replace(&now, kept);
+            }
+            (None, None) => {}
+        }
+    }
 }
 
 /// Fails with every path that differs.

@@ -19,8 +19,7 @@ use nix::unistd::linkat;
 use super::content::{Error, Result};
 use super::trash::remove_tree;
 use super::unpack::settle::{copy_up, like};
-use super::unpack::whiteout::is_whiteout;
-use super::xattr;
+use super::unpack::whiteout::{is_opaque, is_whiteout};
 
 /// Makes `target` the merged tree of `lower` (top first); complete, or not there. What an earlier try left beside it is
 /// removed first.
@@ -105,13 +104,6 @@ impl Lay<'_> {
         }
         copy_up(from, name.as_bytes(), stat, to, name.as_bytes())
     }
-}
-
-fn is_opaque(dir: BorrowedFd<'_>) -> nix::Result<bool> {
-    let all = xattr::all(dir)?;
-    Ok(all
-        .iter()
-        .any(|(name, value)| name.as_c_str() == c"trusted.overlay.opaque" && value == b"y"))
 }
 
 fn kind(stat: &FileStat) -> SFlag {

@@ -34,7 +34,7 @@ pub use self::source::{Source, Stream};
 use super::content::{Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
 pub use super::unpack::LayerMeta;
-use super::unpack::{Limits, Tree, apply, verify};
+use super::unpack::{Limits, Memory, Tree, apply, verify};
 use crate::image::manifest::{ChainId, Loaded};
 
 /// Layers of one image unpacked at a time, at most; more only fight for the disk.
@@ -234,13 +234,14 @@ impl Layers {
     fn apply_all<'a>(&'a self, source: &'a dyn Source, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         order.sort_by_key(|i| std::cmp::Reverse(jobs[*i].blob.size()));
+        let memory = Arc::new(Memory::default());
         let todo = Mutex::new(order.into_iter());
         let done: Mutex<Vec<Option<Result<Making>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
         let work = || {
             loop {
                 let Some(i) = lock(&todo).next() else { return };
                 let _permit = (!source.slow()).then(|| self.permits.take());
-                let outcome = self.apply_one(source, &jobs[i]);
+                let outcome = self.apply_one(source, &jobs[i], &memory);
                 if outcome.is_err() {
                     lock(&todo).by_ref().for_each(drop); // the image has failed
                 }
@@ -272,10 +273,10 @@ impl Layers {
         }
     }
 
-    fn apply_one<'a>(&'a self, source: &'a dyn Source, job: &Job) -> Result<Making<'a>> {
+    fn apply_one<'a>(&'a self, source: &'a dyn Source, job: &Job, memory: &Arc<Memory>) -> Result<Making<'a>> {
         let mut stream = source.open(job.blob)?;
         let aside = self.aside()?;
-        let applied = apply(&mut *stream, job.diff_id, &aside.path.join("fs"), &self.limits);
+        let applied = apply(&mut *stream, job.diff_id, &aside.path.join("fs"), &self.limits, memory);
         let tree = stream.end(applied).map_err(|e| e.of_layer(job.blob.digest()))?;
         Ok(Making {
             aside,

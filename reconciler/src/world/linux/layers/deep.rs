@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::super::content::{Content, Error, Result};
 use super::super::unpack::apply;
@@ -34,7 +35,8 @@ impl Layers {
     fn same(&self, content: &Content, job: &Job) -> Result<bool> {
         let aside = self.aside()?;
         let again = aside.path.join("fs");
-        apply(content.open_blob(job.blob.digest())?, job.diff_id, &again, &self.limits)?;
+        let blob = content.open_blob(job.blob.digest())?;
+        apply(blob, job.diff_id, &again, &self.limits, &Arc::default())?;
         same_files(&again, &self.fs(job.chain)?)
     }
 }

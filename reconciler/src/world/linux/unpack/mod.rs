@@ -11,8 +11,10 @@
 //! The stream is hostile. Each path is resolved by the kernel below the target (openat2 RESOLVE_IN_ROOT), once per
 //! directory; then only single names are made, with O_EXCL and without following links.
 
+mod memory;
 mod pax;
 pub(crate) mod settle;
+mod spool;
 pub mod tar;
 mod tree;
 pub mod verify;
@@ -26,6 +28,7 @@ use std::io::Read;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
@@ -36,6 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use super::content::{Error, Result};
 
+pub use self::memory::Memory;
 pub use self::tree::Tree;
 
 /// What a hostile layer may cost at most.
@@ -55,7 +59,7 @@ impl Default for Limits {
         Limits {
             entries: 1_000_000,
             name: 4096,
-            depth: 1024,
+            depth: 256,
             bytes: 128 << 30,
         }
     }
@@ -81,15 +85,15 @@ pub fn unpack(
     lower: &[PathBuf],
     limits: &Limits,
 ) -> Result<LayerMeta> {
-    let mut tree = apply(blob, diff_id, target, limits)?;
+    let mut tree = apply(blob, diff_id, target, limits, &Arc::default())?;
     tree.settle(lower)?;
     tree.meta()
 }
 
 /// The half of [`unpack`] that needs no other layer. The diff ID is verified.
-pub fn apply(blob: impl Read, diff_id: &Digest, target: &Path, limits: &Limits) -> Result<Tree> {
-    let mut tree = Tree::open(target, diff_id, limits)?;
-    let (_, plain) = verify::decompress(blob).map_err(|e| tar::stream("layer", e))?;
+pub fn apply(blob: impl Read, diff_id: &Digest, target: &Path, limits: &Limits, memory: &Arc<Memory>) -> Result<Tree> {
+    let mut tree = Tree::open(target, diff_id, limits, memory)?;
+    let (_, plain) = verify::decompress(blob, memory).map_err(|e| tar::stream("layer", e))?;
     let mut reader = tar::Reader::new(verify::Metered::new(plain, limits.bytes), limits.name);
     let mut entries = 0;
     while let Some(entry) = reader.next_entry()? {
@@ -103,6 +107,7 @@ pub fn apply(blob: impl Read, diff_id: &Digest, target: &Path, limits: &Limits) 
         tree.apply(&entry, &mut reader)?;
     }
     reader.drain()?;
+    tree.applied();
     let got = reader.into_inner().digest();
     if got != *diff_id {
         return Err(Error::Digest {

@@ -14,19 +14,19 @@ use nix::sys::stat::{
     FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fchmod, fchmodat, fstat, futimens, mknodat, utimensat,
 };
 use nix::sys::time::TimeSpec;
-use nix::unistd::{Gid, LinkatFlags, Uid, fchown, fchownat, linkat, symlinkat};
+use nix::unistd::{Gid, LinkatFlags, Uid, UnlinkatFlags, fchown, fchownat, linkat, symlinkat, unlinkat};
 
 use super::super::content::{Error, Result};
 use super::super::{mounts, xattr};
 use super::tar::printable;
 use super::tree::Tree;
-use super::whiteout::{is_whiteout, make_opaque, make_whiteout};
+use super::whiteout::{is_opaque, is_whiteout, make_opaque, make_whiteout};
 use super::{confined, kind_of, look, may_set, split, timespec, tolerate};
 
 impl Tree {
     /// Finishes the tree with the trees of the layers below, top first, each of them settled.
     pub fn settle(&mut self, lower: &[PathBuf]) -> Result<()> {
-        if !(self.borrowed.is_empty() && self.implicit.is_empty() && !self.opaque) {
+        if !(self.borrowed.is_empty() && self.implicit.is_empty() && self.whiteouts.is_empty() && !self.opaque) {
             let below = if lower.is_empty() {
                 None
             } else {
@@ -41,6 +41,7 @@ impl Tree {
             {
                 self.hide_all(below)?;
             }
+            self.drop_idle_whiteouts(below.as_ref())?;
             self.adopt_metadata(below.as_ref())?;
         }
         self.set_times()
@@ -162,24 +163,65 @@ impl Tree {
             if let Some(there) = there {
                 time = like(here.as_fd(), there.as_fd()).map_err(failed)?;
             }
-            self.times.insert(path, time);
+            self.time(&path, time)?;
         }
         Ok(())
     }
 
+    /// Overlay shows a whiteout in a directory that is in one layer only, as a name that cannot be looked up. So one
+    /// that hides nothing goes.
+    fn drop_idle_whiteouts(&mut self, below: Option<&OwnedFd>) -> Result<()> {
+        let root = self.root.as_fd();
+        std::mem::take(&mut self.whiteouts).each(|path, _| {
+            let failed = || Error::io::<Errno>("look at the whiteout of", printable(path));
+            let (dir, name) = split(path);
+            let here = match confined(root, dir, OFlag::O_PATH | OFlag::O_DIRECTORY, true) {
+                Ok(fd) => fd,
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(()), // replaced since
+                Err(e) => return Err(failed()(e)),
+            };
+            let mark = look(here.as_fd(), name).map_err(failed())?;
+            if mark.is_some_and(|stat| is_whiteout(&stat)) && !hides(root, below, dir, name).map_err(failed())? {
+                unlinkat(&here, OsStr::from_bytes(name), UnlinkatFlags::NoRemoveDir).map_err(failed())?;
+            }
+            Ok(())
+        })
+    }
+
     fn set_times(&mut self) -> Result<()> {
-        for (path, time) in std::mem::take(&mut self.times) {
+        let root = self.root.as_fd();
+        std::mem::take(&mut self.times).each(|path, time| {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
-            let fd = match confined(self.root.as_fd(), &path, flags, true) {
+            let fd = match confined(root, path, flags, true) {
                 Ok(fd) => fd,
                 // Replaced since.
-                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
-                Err(e) => return Err(Error::io("open", printable(&path))(e)),
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(()),
+                Err(e) => return Err(Error::io("open", printable(path))(e)),
             };
             let time = timespec(time);
-            futimens(&fd, &time, &time).map_err(Error::io("set the times of", printable(&path)))?;
+            futimens(&fd, &time, &time).map_err(Error::io("set the times of", printable(path)))
+        })
+    }
+}
+
+/// Whether the layers below have `name` in `dir` and nothing on the way there hides them already.
+fn hides(root: BorrowedFd<'_>, below: Option<&OwnedFd>, dir: &[u8], name: &[u8]) -> nix::Result<bool> {
+    let Some(below) = below else { return Ok(false) };
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+    let ends = dir
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == b'/')
+        .map(|(at, _)| at);
+    for end in ends.chain([dir.len()]).filter(|end| *end > 0) {
+        if is_opaque(confined(root, &dir[..end], flags, true)?.as_fd())? {
+            return Ok(false);
         }
-        Ok(())
+    }
+    match confined(below.as_fd(), dir, flags, false) {
+        Ok(there) => Ok(look(there.as_fd(), name)?.is_some_and(|stat| !is_whiteout(&stat))),
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(false),
+        Err(e) => Err(e),
     }
 }
 

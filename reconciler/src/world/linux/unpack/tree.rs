@@ -1,6 +1,6 @@
 //! A layer's members become files.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -19,12 +19,12 @@ use oci_spec::image::Digest;
 
 use super::super::content::{Error, Result};
 use super::super::{trash, xattr};
+use super::memory::Memory;
+use super::spool::Spool;
 use super::tar::{self, Entry, Kind, printable};
 use super::whiteout::{Mark, is_whiteout, make_opaque, make_whiteout, mark};
 use super::{LayerMeta, Limits, clean, confined, join, kind_of, look, may_set, split, timespec, tolerate, verify};
 
-/// Bytes of paths that may be remembered while a layer is unpacked.
-const MEMORY: usize = 128 << 20;
 /// Symbolic links followed while directories are made, as the kernel's own bound.
 const LINKS: usize = 40;
 
@@ -39,18 +39,20 @@ pub struct Tree {
     /// Last parent used.
     cached: Option<(Vec<u8>, Arc<OwnedFd>)>,
     /// Directories with an entry of their own; times are set when nothing is added to them any more.
-    pub(super) times: HashMap<Vec<u8>, (i64, u32)>,
+    pub(super) times: Spool,
+    /// Marks that hide one name below; those that hide nothing go again.
+    pub(super) whiteouts: Spool,
     /// Real paths of directories made because something lies in them.
     pub(super) implicit: BTreeSet<Vec<u8>>,
     /// Hard links to files that this layer does not have: path to target.
     pub(super) borrowed: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) opaque: bool,
-    remembered: usize,
+    memory: Arc<Memory>,
     buffer: Vec<u8>,
 }
 
 impl Tree {
-    pub(super) fn open(target: &Path, diff_id: &Digest, limits: &Limits) -> Result<Tree> {
+    pub(super) fn open(target: &Path, diff_id: &Digest, limits: &Limits, memory: &Arc<Memory>) -> Result<Tree> {
         let open = |path: &Path| {
             let fd = nix::fcntl::open(
                 path,
@@ -68,11 +70,12 @@ impl Tree {
             diff_id: diff_id.clone(),
             limits: limits.clone(),
             cached: None,
-            times: HashMap::new(),
+            times: Spool::default(),
+            whiteouts: Spool::default(),
             implicit: BTreeSet::new(),
             borrowed: BTreeMap::new(),
             opaque: false,
-            remembered: 0,
+            memory: memory.clone(),
             buffer: vec![0; 128 << 10],
         })
     }
@@ -88,15 +91,15 @@ impl Tree {
         })
     }
 
-    fn remember(&mut self, bytes: usize) -> Result<()> {
-        self.remembered += bytes + 64;
-        if self.remembered > MEMORY {
-            return Err(Error::TooBig {
-                object: "the layer's list of directories".into(),
-                limit: MEMORY as u64,
-            });
-        }
-        Ok(())
+    /// Nothing is written any more until the tree is settled.
+    pub(super) fn applied(&mut self) {
+        self.buffer = Vec::new();
+        self.cached = None;
+    }
+
+    pub(super) fn time(&mut self, path: &[u8], time: (i64, u32)) -> Result<()> {
+        let kept = self.times.push(self.aside.as_fd(), path, time);
+        kept.map_err(Error::io("remember the time of", printable(path)))
     }
 
     pub(super) fn apply(&mut self, entry: &Entry, data: &mut dyn Read) -> Result<()> {
@@ -137,7 +140,11 @@ impl Tree {
             return Ok(());
         }
         let done = match look(parent.as_fd(), gone).map_err(Error::io("stat", shown))? {
-            None => make_whiteout(parent.as_fd(), gone),
+            None => {
+                let kept = self.whiteouts.push(self.aside.as_fd(), &path, (0, 0));
+                kept.map_err(Error::io("remember the whiteout", shown))?;
+                make_whiteout(parent.as_fd(), gone)
+            }
             Some(stat) if kind_of(&stat) == SFlag::S_IFDIR => {
                 let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
                 self.implicit.remove(&path);
@@ -201,9 +208,7 @@ impl Tree {
         }
         dress(fd.as_fd(), entry).map_err(Error::io("set the metadata of", shown))?;
         self.implicit.remove(path);
-        self.remember(path.len())?;
-        self.times.insert(path.to_vec(), entry.mtime);
-        Ok(())
+        self.time(path, entry.mtime)
     }
 
     fn special(&mut self, entry: &Entry, at: BorrowedFd<'_>, name: &[u8], shown: &str) -> Result<()> {
@@ -278,7 +283,7 @@ impl Tree {
             _ => {
                 self.clear(at, path, name, shown)?;
                 let target = self.borrowed.get(&target).cloned().unwrap_or(target);
-                self.remember(path.len() + target.len())?;
+                self.memory.remember(path.len() + target.len())?;
                 self.borrowed.insert(path.to_vec(), target);
                 Ok(())
             }
@@ -382,6 +387,8 @@ impl Tree {
                         .and_then(|made| make_opaque(made.as_fd()));
                     remade.map_err(Error::io("create the directory of", shown))?;
                     at.push(part);
+                    // Nothing below it counts, so its metadata is final but for the time.
+                    self.time(&at.join(&b'/'), (0, 0))?;
                 }
                 Some(_) => {
                     let file = printable(&at.join(&b'/'));
@@ -400,7 +407,7 @@ impl Tree {
 
     fn imply(&mut self, at: &[Vec<u8>]) -> Result<()> {
         let path = at.join(&b'/');
-        self.remember(path.len())?;
+        self.memory.remember(path.len())?;
         self.implicit.insert(path);
         Ok(())
     }

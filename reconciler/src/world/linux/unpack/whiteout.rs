@@ -44,6 +44,13 @@ pub fn make_opaque(dir: BorrowedFd<'_>) -> nix::Result<()> {
     xattr::set(dir, c"trusted.overlay.opaque", b"y")
 }
 
+pub fn is_opaque(dir: BorrowedFd<'_>) -> nix::Result<bool> {
+    let all = xattr::all(dir)?;
+    Ok(all
+        .iter()
+        .any(|(name, value)| name.as_c_str() == c"trusted.overlay.opaque" && value == b"y"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
