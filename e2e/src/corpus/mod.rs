@@ -64,6 +64,8 @@ pub struct Made {
     pub judged: Image,
     /// Directories that no layer lists, as [`tree::read`] writes them: their metadata is nowhere said.
     pub implied: Vec<String>,
+    /// Its members, layer by layer, for who has to understand a difference.
+    pub told: Vec<String>,
 }
 
 pub fn image(seed: u64, name: &str) -> Made {
@@ -75,9 +77,11 @@ pub fn image(seed: u64, name: &str) -> Made {
         members: Vec::new(),
     };
     let layers = 1 + maker.random.below(5);
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let (mut ours, mut theirs, mut told) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..layers {
         let tar = maker.layer();
+        told.push(format!("layer {} ({:?})", maker.layer, maker.dialect));
+        told.extend(maker.members.iter().map(tar::Member::told));
         let (blob, suffix) = stored(&mut maker.random, &tar);
         ours.push(Layer::stored(tar.clone(), blob, suffix));
         let gzip = compress(&tar, Compression::Gzip);
@@ -88,6 +92,7 @@ pub fn image(seed: u64, name: &str) -> Made {
     Made {
         image: of(name, ours),
         judged: of("judged", theirs),
+        told,
         implied: implied.map(|(path, _)| path.escape_ascii().to_string()).collect(),
     }
 }

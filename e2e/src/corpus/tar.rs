@@ -43,6 +43,19 @@ pub struct Member {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+impl Member {
+    pub fn told(&self) -> String {
+        let what = match &self.body {
+            Body::File(bytes) => format!("file of {}", bytes.len()),
+            Body::Sparse(size, pieces, holes) => format!("sparse {holes:?} of {size} in {} pieces", pieces.len()),
+            Body::Symlink(to) => format!("symlink to {}", to.escape_ascii()),
+            Body::Link(to) => format!("hard link to {}", to.escape_ascii()),
+            other => format!("{other:?}"),
+        };
+        format!("  {}: {what}", self.path.escape_ascii())
+    }
+}
+
 const BLOCK: usize = 512;
 
 /// The whole archive.

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::sandbox;
 use crate::world::linux::files::{is_mount_point, unmount};
 use crate::world::linux::mounts::Mapping;
+use crate::world::linux::unpack::settle::Shift;
 use crate::world::linux::{content, images, mounts};
 use crate::world::paths::make_dir;
 
@@ -63,10 +64,11 @@ impl Stage<ContainerKind> for Rootfs {
         let overlay = cx.world.overlay.is_ok();
         tokio::task::spawn_blocking(move || {
             let (upper, work) = (own.join("upper"), own.join("work"));
-            let user = match (user, overlay) {
-                (Some(user), _) => user,
-                (None, true) => return mounts::mount_rootfs(&lower, &upper, &work, &target),
-                (None, false) => return mounts::mount_copy(&lower, &upper, &target),
+            let Some(user) = user else {
+                return match overlay {
+                    true => mounts::mount_rootfs(&lower, &upper, &work, &target),
+                    false => mounts::mount_copy(&lower, &upper, &target, None),
+                };
             };
             let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
             let pin = std::fs::File::open(&user.path).map_err(content::Error::io("open", user.path.display()))?;
@@ -74,7 +76,14 @@ impl Stage<ContainerKind> for Rootfs {
                 userns: pin.as_fd(),
                 root: (root(&user.uids), root(&user.gids)),
             };
-            mounts::mount_rootfs_mapped(&lower, &upper, &work, &target, mapping)
+            if overlay && mounts::mount_rootfs_mapped(&lower, &upper, &work, &target, mapping)? {
+                return Ok(());
+            }
+            let shift = Shift {
+                uids: user.uids,
+                gids: user.gids,
+            };
+            mounts::mount_copy(&lower, &upper, &target, Some(&shift))
         })
         .await
         .map_err(|source| Error::Task {

@@ -18,6 +18,7 @@ use linux::images::Images;
 use linux::network::Network;
 use linux::shims::Shims;
 use linux::trash::Trash;
+use linux::unpack::Form;
 use linux::watch::RunWatch;
 
 /// Every part of the node that the stages may touch.
@@ -55,8 +56,12 @@ impl World {
         let cgroups = Cgroups::detect()?;
         let clock = Clock::read()?;
         let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
-        let images = Images::open(&paths.root, shim.clone(), registry, &clock.boot_id)?;
         let overlay = linux::mounts::probe(&paths.root);
+        let form = match &overlay {
+            Ok(()) => Form::Stacked,
+            Err(_) => Form::Whole,
+        };
+        let images = Images::open(&paths.root, shim.clone(), registry, &clock.boot_id, form)?;
         if let Err(why) = &overlay {
             tracing::warn!("{why}: root file systems are copies of their images");
         }

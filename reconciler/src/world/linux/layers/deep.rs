@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::content::{Content, Error, Result};
-use super::super::unpack::apply;
+use super::super::unpack::{Place, apply};
 use super::{Job, Layers};
 use crate::image::manifest::{ChainId, Loaded};
 
@@ -34,9 +34,15 @@ impl Layers {
 
     fn same(&self, content: &Content, job: &Job) -> Result<bool> {
         let aside = self.aside()?;
-        let again = aside.path.join("fs");
+        let again = aside.tree();
         let blob = content.open_blob(job.blob.digest())?;
-        apply(blob, job.diff_id, &again, &self.limits, &Arc::default())?;
+        let place = Place {
+            target: &again,
+            form: self.form,
+            limits: &self.limits,
+            memory: &Arc::default(),
+        };
+        apply(blob, job.diff_id, place)?;
         same_files(&again, &self.fs(job.chain)?)
     }
 }
@@ -48,6 +54,9 @@ fn same_files(a: &Path, b: &Path) -> Result<bool> {
         let here = a.join(&dir);
         for entry in fs::read_dir(&here).map_err(Error::io("list", here.display()))? {
             let entry = entry.map_err(Error::io("list", here.display()))?;
+            if entry.file_name().as_encoded_bytes().starts_with(b".wh.") {
+                continue; // a mark that a settled tree has no more
+            }
             let (path, kind) = (dir.join(entry.file_name()), entry.file_type());
             match kind.map_err(Error::io("stat", here.display()))? {
                 kind if kind.is_dir() => pending.push(path),

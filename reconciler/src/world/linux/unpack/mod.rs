@@ -19,6 +19,7 @@ pub mod tar;
 mod tree;
 pub mod verify;
 pub mod whiteout;
+mod whole;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -65,6 +66,26 @@ impl Default for Limits {
     }
 }
 
+/// What the directory of a layer holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// What the layer itself says, with overlay's marks.
+    #[default]
+    Stacked,
+    /// The tree up to this layer (see [`whole`]).
+    Whole,
+}
+
+/// Where a layer goes, and what it may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// An empty directory; the one it lies in is used too.
+    pub target: &'a Path,
+    pub form: Form,
+    pub limits: &'a Limits,
+    pub memory: &'a Arc<Memory>,
+}
+
 /// What is known of an unpacked layer, kept beside it as `meta.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -85,15 +106,22 @@ pub fn unpack(
     lower: &[PathBuf],
     limits: &Limits,
 ) -> Result<LayerMeta> {
-    let mut tree = apply(blob, diff_id, target, limits, &Arc::default())?;
+    let place = Place {
+        target,
+        form: Form::Stacked,
+        limits,
+        memory: &Arc::default(),
+    };
+    let mut tree = apply(blob, diff_id, place)?;
     tree.settle(lower)?;
     tree.meta()
 }
 
 /// The half of [`unpack`] that needs no other layer. The diff ID is verified.
-pub fn apply(blob: impl Read, diff_id: &Digest, target: &Path, limits: &Limits, memory: &Arc<Memory>) -> Result<Tree> {
-    let mut tree = Tree::open(target, diff_id, limits, memory)?;
-    let (_, plain) = verify::decompress(blob, memory).map_err(|e| tar::stream("layer", e))?;
+pub fn apply(blob: impl Read, diff_id: &Digest, place: Place<'_>) -> Result<Tree> {
+    let mut tree = Tree::open(diff_id, place)?;
+    let limits = place.limits;
+    let (_, plain) = verify::decompress(blob, place.memory).map_err(|e| tar::stream("layer", e))?;
     let mut reader = tar::Reader::new(verify::Metered::new(plain, limits.bytes), limits.name);
     let mut entries = 0;
     while let Some(entry) = reader.next_entry()? {

@@ -31,6 +31,13 @@ pub fn mark(name: &[u8]) -> Mark<'_> {
     }
 }
 
+/// The image specification's own name for the whiteout of a whole directory, and of one name.
+pub const OPAQUE: &[u8] = b".wh..wh..opq";
+
+pub fn marker(name: &[u8]) -> Vec<u8> {
+    [b".wh.", name].concat()
+}
+
 /// Overlay's whiteout: a character device 0:0.
 pub fn is_whiteout(stat: &FileStat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFCHR && stat.st_rdev == 0
