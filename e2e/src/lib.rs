@@ -6,6 +6,7 @@
 //!        --> images makes the archives it imports    <-- nasty makes those that lie, corpus odd ones from seeds
 //!        --> hub    a real registry that skopeo fills
 //!        --> tools  runs other programs of the node
+//!        --> disk   file systems that lack something, for its root
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
 //! ```
@@ -15,6 +16,7 @@
 
 pub mod client;
 pub mod corpus;
+pub mod disk;
 pub mod hub;
 pub mod images;
 pub mod leaks;

@@ -12,6 +12,7 @@
 //!   own clock and the host's set-group-id bits there;
 //! * character devices 0:0: overlay's own whiteouts.
 
+pub mod judge;
 pub mod tar;
 pub mod tree;
 
@@ -84,6 +85,14 @@ pub fn image(seed: u64, name: &str) -> Made {
         told.extend(maker.members.iter().map(tar::Member::told));
         let (blob, suffix) = stored(&mut maker.random, &tar);
         ours.push(Layer::stored(tar.clone(), blob, suffix));
+        // umoci knows pax headers' sparse files, not GNU's older ones.
+        let tar = match maker.dialect {
+            Dialect::Gnu => tar::write(
+                &maker.members.iter().map(Member::filled).collect::<Vec<_>>(),
+                Dialect::Gnu,
+            ),
+            Dialect::Pax => tar,
+        };
         let gzip = compress(&tar, Compression::Gzip);
         theirs.push(Layer::stored(tar, gzip, "+gzip"));
     }
@@ -312,7 +321,10 @@ impl Maker {
             at += length as u64;
         }
         at += random.pick(&[0, 1, 1_000_000]) as u64;
-        let holes = random.pick(&[Holes::V00, Holes::V01, Holes::V10]);
+        let holes = match pieces.is_empty() {
+            true => Holes::V10, // the older ones cannot say it
+            false => random.pick(&[Holes::V00, Holes::V01, Holes::V10]),
+        };
         Body::Sparse(at, pieces, holes)
     }
 

@@ -44,6 +44,21 @@ pub struct Member {
 }
 
 impl Member {
+    /// The same with its holes as bytes.
+    pub fn filled(&self) -> Member {
+        let Body::Sparse(size, pieces, _) = &self.body else {
+            return self.clone();
+        };
+        let mut bytes = vec![0; *size as usize];
+        for (at, piece) in pieces {
+            bytes[*at as usize..][..piece.len()].copy_from_slice(piece);
+        }
+        Member {
+            body: Body::File(bytes),
+            ..self.clone()
+        }
+    }
+
     pub fn told(&self) -> String {
         let what = match &self.body {
             Body::File(bytes) => format!("file of {}", bytes.len()),

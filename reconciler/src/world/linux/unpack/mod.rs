@@ -127,10 +127,8 @@ pub fn apply(blob: impl Read, diff_id: &Digest, place: Place<'_>) -> Result<Tree
     while let Some(entry) = reader.next_entry()? {
         entries += 1;
         if entries > limits.entries {
-            return Err(Error::invalid(
-                "layer",
-                format!("has more than {} entries", limits.entries),
-            ));
+            let problem = format!("is one entry too many: a layer has {} at most", limits.entries);
+            return Err(Error::invalid(entry.name(), problem));
         }
         tree.apply(&entry, &mut reader)?;
     }

@@ -440,7 +440,7 @@ pub(super) fn broken(object: &str, problem: impl std::fmt::Display) -> Error {
 pub(crate) fn stream(object: &str, cause: io::Error) -> Error {
     if cause.get_ref().is_some_and(|inner| inner.is::<Error>()) {
         let inner = cause.into_inner().and_then(|e| e.downcast::<Error>().ok());
-        return inner.map_or_else(|| Error::invalid(object, "cannot be read"), |e| *e);
+        return inner.map_or_else(|| Error::invalid(object, "cannot be read"), |e| e.of_member(object));
     }
     match cause.raw_os_error() {
         Some(_) => Error::io("read", object)(cause),
