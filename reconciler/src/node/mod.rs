@@ -14,7 +14,7 @@ use crate::container::spec::HostFacts;
 use crate::engine::controller::Next;
 use crate::engine::{Context, conditions};
 use crate::error::{Error, Result};
-use crate::world::linux::mounts::{self, UserFiles};
+use crate::world::linux::mounts::UserFiles;
 
 /// How often disk usage of the image store is counted while somebody runs the daemon.
 const SAMPLE: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         true => conditions::holds("NetworkReady"),
         false => conditions::fails("NetworkReady", &network.reason, network.message, false),
     });
-    all.push(match &cx.world.overlay {
+    all.push(match cx.world.mounts.overlay() {
         Ok(()) => conditions::holds("OverlayWorks"),
         Err(why) => conditions::fails("OverlayWorks", "RootFileSystemsAreCopies", why, false),
     });
@@ -97,7 +97,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let status = NodeStatus {
         observed_generation: object.meta.generation,
         conditions: all,
-        cgroup_v2: cx.world.cgroups.v2,
+        cgroup_v2: cx.world.cgroups.v2(),
         root: cx.world.paths.root.display().to_string(),
         state: cx.world.paths.state.display().to_string(),
         image_store: cx.world.images.dir().display().to_string(),
@@ -124,15 +124,10 @@ async fn user_files(cx: &Context, kernel: (u32, u32)) -> Result<UserFiles> {
     if let Some(known) = KNOWN.get() {
         return Ok(*known);
     }
-    if kernel < (5, 19) {
-        return Ok(UserFiles::None);
-    }
-    let (dir, shim) = (cx.world.images.dir().to_owned(), cx.world.shims.exe().to_owned());
-    let found = tokio::task::spawn_blocking(move || mounts::user_files(&dir, &shim));
-    let found = found.await.map_err(|source| Error::Task {
-        op: "try id-mapped mounts",
-        source,
-    })?;
+    let found = match kernel >= (5, 19) {
+        true => cx.world.mounts.user_files().await,
+        false => UserFiles::None,
+    };
     Ok(*KNOWN.get_or_init(|| found))
 }
 

@@ -8,18 +8,23 @@ mod table;
 
 use std::ffi::{CStr, CString};
 use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use async_trait::async_trait;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
 
 use super::content::{Error, Result, token};
-
+use super::files;
+use super::images::failed;
 use super::unpack::settle::Shift;
+use crate::world::Rootfs;
+
 pub use table::{Mount, MountTable};
 
 /// Layers must not redirect look-ups (`redirect_dir`, `metacopy`) nor depend on what lay below before (`index`).
@@ -518,7 +523,7 @@ pub fn user_files(dir: &Path, shim: &Path) -> UserFiles {
     let Some((user, _held)) = made() else {
         return UserFiles::None;
     };
-    match mapped(dir, std::os::fd::AsFd::as_fd(&user)) {
+    match mapped(dir, user.as_fd()) {
         Ok(_) => UserFiles::Mapped,
         Err(_) => UserFiles::Copied,
     }
@@ -558,7 +563,6 @@ fn is_passing(cause: &std::io::Error) -> bool {
 }
 
 fn try_overlay(dir: &Path) -> Result<()> {
-    use std::os::fd::AsFd;
     let lower = [dir.join("top"), dir.join("base")];
     let failed = |doing: &'static str| move |e: std::io::Error| Error::io(doing, "a trial overlay")(e);
     for dir in &lower {
@@ -578,6 +582,134 @@ fn try_overlay(dir: &Path) -> Result<()> {
     let seen = |name: &str| fs::symlink_metadata(merged.join(name)).is_ok();
     if seen("gone") || seen("opaque/gone") {
         return Err(Error::invalid("overlay", "ignores whiteouts"));
+    }
+    Ok(())
+}
+
+/// The mounts of this instance.
+pub struct Mounts {
+    root: PathBuf,
+    shim: PathBuf,
+    overlay: std::result::Result<(), String>,
+}
+
+impl Mounts {
+    /// Tries whether overlay works on the root. `shim` makes user namespaces.
+    pub fn open(root: &Path, shim: PathBuf) -> Mounts {
+        Mounts {
+            root: root.to_owned(),
+            shim,
+            overlay: probe(root),
+        }
+    }
+}
+
+#[async_trait]
+impl crate::world::Mounts for Mounts {
+    fn is_mounted(&self, path: &Path) -> crate::Result<bool> {
+        files::is_mount_point(path)
+    }
+
+    fn below(&self, dirs: &[PathBuf]) -> crate::Result<Vec<PathBuf>> {
+        let table = MountTable::read().map_err(failed("mounts"))?;
+        Ok(table.ours(dirs).map(|mount| mount.target.clone()).collect())
+    }
+
+    fn unmount(&self, path: &Path) -> crate::Result<()> {
+        files::unmount(path)
+    }
+
+    fn unmount_only(&self, path: &Path) -> crate::Result<()> {
+        files::unmount_only(path)
+    }
+
+    fn shm(&self, path: &Path, bytes: u64) -> crate::Result<()> {
+        mount_shm(path, bytes).map_err(failed("/dev/shm"))
+    }
+
+    fn tmpfs(&self, path: &Path, bytes: u64) -> crate::Result<()> {
+        if files::is_mount_point(path)? {
+            return Ok(());
+        }
+        let size = if bytes > 0 {
+            format!(",size={bytes}")
+        } else {
+            String::new()
+        };
+        let options = format!("mode=1777{size}");
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        let mounted = mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()));
+        mounted.map_err(crate::Error::sys("mount tmpfs on", path))
+    }
+
+    async fn rootfs(&self, want: Rootfs) -> crate::Result<()> {
+        if want.user.is_some() {
+            lets_through(&want.target)?;
+        }
+        let (overlay, image) = (self.overlay.is_ok(), want.image.clone());
+        let mounted = tokio::task::spawn_blocking(move || mount_as(&want, overlay)).await;
+        let mounted = mounted.map_err(|source| crate::Error::Task {
+            op: "mount rootfs",
+            source,
+        })?;
+        mounted.map_err(failed(&image))
+    }
+
+    fn clear_scratch(&self, path: &Path) -> crate::Result<()> {
+        clear_scratch(path).map_err(failed("mounts"))
+    }
+
+    fn overlay(&self) -> std::result::Result<(), String> {
+        self.overlay.clone()
+    }
+
+    async fn user_files(&self) -> UserFiles {
+        let (dir, shim) = (self.root.clone(), self.shim.clone());
+        let tried = tokio::task::spawn_blocking(move || user_files(&dir, &shim));
+        tried.await.unwrap_or(UserFiles::None)
+    }
+}
+
+fn mount_as(want: &Rootfs, overlay: bool) -> Result<()> {
+    let Rootfs {
+        lower,
+        upper,
+        work,
+        target,
+        ..
+    } = want;
+    let Some(user) = &want.user else {
+        return match overlay {
+            true => mount_rootfs(lower, upper, work, target),
+            false => mount_copy(lower, upper, target, None),
+        };
+    };
+    let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
+    let pin = fs::File::open(&user.path).map_err(Error::io("open", user.path.display()))?;
+    let mapping = Mapping {
+        userns: pin.as_fd(),
+        root: (root(&user.uids), root(&user.gids)),
+    };
+    if overlay && mount_rootfs_mapped(lower, upper, work, target, mapping)? {
+        return Ok(());
+    }
+    let shift = Shift {
+        uids: user.uids.clone(),
+        gids: user.gids.clone(),
+    };
+    mount_copy(lower, upper, target, Some(&shift))
+}
+
+/// Root of a user namespace is another user on the host, and must reach its root file system.
+fn lets_through(target: &Path) -> crate::Result<()> {
+    for dir in target.ancestors().skip(1) {
+        let mode = dir.metadata().map_err(crate::Error::io("look at", dir))?.mode();
+        if mode & 0o001 == 0 {
+            return Err(crate::Error::Refused(format!(
+                "directory {}: a pod with a user namespace needs it open to other users (chmod o+x)",
+                dir.display()
+            )));
+        }
     }
     Ok(())
 }
