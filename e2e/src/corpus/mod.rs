@@ -10,6 +10,8 @@
 //! * a file of the layer in a directory that it does not list, before a whiteout of that directory: umoci removes both;
 //! * what directories look like that no layer lists, and when something last changed in a directory: umoci leaves its
 //!   own clock and the host's set-group-id bits there;
+//! * attributes without a value: a pax record without one deletes what came before, says Go's reader; GNU tar writes
+//!   them;
 //! * character devices 0:0: overlay's own whiteouts.
 
 pub mod judge;
@@ -201,7 +203,7 @@ impl Maker {
         let random = &mut self.random;
         let mut xattrs = Vec::new();
         if self.dialect == Dialect::Pax && random.chance(30) && (file || dir) {
-            let length = random.below(40);
+            let length = 1 + random.below(40);
             xattrs.push((b"user.note".to_vec(), random.bytes(length)));
             if file && random.chance(50) {
                 let mut capability = vec![1, 0, 0, 2];

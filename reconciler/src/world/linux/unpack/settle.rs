@@ -20,7 +20,7 @@ use super::super::content::{Error, Result};
 use super::super::{mounts, xattr};
 use super::tar::printable;
 use super::tree::Tree;
-use super::whiteout::{is_opaque, is_whiteout, make_opaque, make_whiteout};
+use super::whiteout::{OPAQUE, is_opaque, is_whiteout, make_opaque, make_whiteout};
 use super::{Form, confined, kind_of, look, may_set, split, timespec, tolerate, verify};
 
 impl Tree {
@@ -100,7 +100,10 @@ impl Tree {
         }
         if !copied.contains_key(target) {
             // Something else of that name here came after the link: it is not what the link meant.
-            let beside = if real {
+            let shows = self
+                .shows(target_dir)
+                .map_err(Error::io("look at the directory of", &aim))?;
+            let beside = if real && shows && !self.opaque {
                 Some(self.parent(target_dir, &aim)?)
             } else {
                 None
@@ -192,11 +195,50 @@ impl Tree {
                 Err(e) => return Err(failed()(e)),
             };
             let mark = look(here.as_fd(), name).map_err(failed())?;
-            if mark.is_some_and(|stat| is_whiteout(&stat)) && !hides(root, below, dir, name).map_err(failed())? {
+            if mark.is_some_and(|stat| is_whiteout(&stat)) && !self.hides(below, dir, name).map_err(failed())? {
                 unlinkat(&here, OsStr::from_bytes(name), UnlinkatFlags::NoRemoveDir).map_err(failed())?;
             }
             Ok(())
         })
+    }
+
+    /// Whether the layers below show through at this directory: no entry of this layer on the way there hides them. (An
+    /// opaque root does so by marks on each name, see [`Tree::hide_all`].)
+    fn shows(&self, dir: &[u8]) -> nix::Result<bool> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut at = openat(&self.root, ".", flags, Mode::empty())?;
+        for part in dir.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+            let have = look(at.as_fd(), part)?;
+            if self.is_gone(at.as_fd(), part, have.as_ref())? {
+                return Ok(false);
+            }
+            match have {
+                None => return Ok(true),
+                Some(have) if kind_of(&have) != SFlag::S_IFDIR => return Ok(false),
+                Some(_) => at = openat(&at, OsStr::from_bytes(part), flags, Mode::empty())?,
+            }
+            let opaque = match self.form {
+                Form::Stacked => is_opaque(at.as_fd())?,
+                Form::Whole => look(at.as_fd(), OPAQUE)?.is_some(),
+            };
+            if opaque {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the layers below have something that a whiteout of `name` in `dir` hides.
+    fn hides(&self, below: Option<&OwnedFd>, dir: &[u8], name: &[u8]) -> nix::Result<bool> {
+        let Some(below) = below else { return Ok(false) };
+        if !self.shows(dir)? {
+            return Ok(false);
+        }
+        match confined(below.as_fd(), dir, OFlag::O_PATH | OFlag::O_DIRECTORY, false) {
+            Ok(there) => Ok(look(there.as_fd(), name)?.is_some_and(|stat| !is_whiteout(&stat))),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     fn set_times(&mut self) -> Result<()> {
@@ -212,27 +254,6 @@ impl Tree {
             let time = timespec(time);
             futimens(&fd, &time, &time).map_err(Error::io("set the times of", printable(path)))
         })
-    }
-}
-
-/// Whether the layers below have `name` in `dir` and nothing on the way there hides them already.
-fn hides(root: BorrowedFd<'_>, below: Option<&OwnedFd>, dir: &[u8], name: &[u8]) -> nix::Result<bool> {
-    let Some(below) = below else { return Ok(false) };
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-    let ends = dir
-        .iter()
-        .enumerate()
-        .filter(|(_, byte)| **byte == b'/')
-        .map(|(at, _)| at);
-    for end in ends.chain([dir.len()]).filter(|end| *end > 0) {
-        if is_opaque(confined(root, &dir[..end], flags, true)?.as_fd())? {
-            return Ok(false);
-        }
-    }
-    match confined(below.as_fd(), dir, flags, false) {
-        Ok(there) => Ok(look(there.as_fd(), name)?.is_some_and(|stat| !is_whiteout(&stat))),
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(false),
-        Err(e) => Err(e),
     }
 }
 
