@@ -2,7 +2,7 @@
 
 pub mod sample;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use state::Node;
@@ -78,7 +78,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let host = HostFacts::read()
         .map_err(std::io::Error::other)
         .map_err(Error::io("look at", "the host"))?;
-    let user_files = user_files(cx, host.kernel).await?;
+    let user_files = user_files(cx, host.kernel).await;
     all.push(match user_files {
         UserFiles::Mapped => conditions::holds("OwnersMappable"),
         UserFiles::Copied => {
@@ -119,16 +119,11 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
 }
 
 /// What pods with user namespaces get. Their volumes take id-mapped mounts whatever the root lies on (Linux 5.19).
-async fn user_files(cx: &Context, kernel: (u32, u32)) -> Result<UserFiles> {
-    static KNOWN: OnceLock<UserFiles> = OnceLock::new();
-    if let Some(known) = KNOWN.get() {
-        return Ok(*known);
-    }
-    let found = match kernel >= (5, 19) {
+async fn user_files(cx: &Context, kernel: (u32, u32)) -> UserFiles {
+    match kernel >= (5, 19) {
         true => cx.world.mounts.user_files().await,
         false => UserFiles::None,
-    };
-    Ok(*KNOWN.get_or_init(|| found))
+    }
 }
 
 fn store_conditions(opened: Opened) -> Vec<Condition> {

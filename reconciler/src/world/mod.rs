@@ -66,6 +66,11 @@ pub trait Files: Send + Sync {
     fn read(&self, path: &Path) -> Result<Option<Vec<u8>>>;
     /// Writes under a temporary name and renames. Not flushed.
     fn replace(&self, path: &Path, text: &[u8]) -> Result<()>;
+    /// The same, for a file that belongs to this user and group.
+    fn replace_for(&self, path: &Path, text: &[u8], owner: (u32, u32)) -> Result<()> {
+        let _ = owner; // only a real node has owners
+        self.replace(path, text)
+    }
     /// Absent is success.
     fn unlink(&self, path: &Path) -> Result<()>;
     fn exists(&self, path: &Path) -> bool;

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use async_trait::async_trait;
 use nix::errno::Errno;
@@ -591,6 +592,7 @@ pub struct Mounts {
     root: PathBuf,
     shim: PathBuf,
     overlay: std::result::Result<(), String>,
+    user_files: OnceLock<UserFiles>,
 }
 
 impl Mounts {
@@ -600,6 +602,7 @@ impl Mounts {
             root: root.to_owned(),
             shim,
             overlay: probe(root),
+            user_files: OnceLock::new(),
         }
     }
 }
@@ -664,9 +667,13 @@ impl crate::world::Mounts for Mounts {
     }
 
     async fn user_files(&self) -> UserFiles {
+        if let Some(known) = self.user_files.get() {
+            return *known;
+        }
         let (dir, shim) = (self.root.clone(), self.shim.clone());
         let tried = tokio::task::spawn_blocking(move || user_files(&dir, &shim));
-        tried.await.unwrap_or(UserFiles::None)
+        let found = tried.await.unwrap_or(UserFiles::None);
+        *self.user_files.get_or_init(|| found)
     }
 }
 
@@ -684,11 +691,10 @@ fn mount_as(want: &Rootfs, overlay: bool) -> Result<()> {
             false => mount_copy(lower, upper, target, None),
         };
     };
-    let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
     let pin = fs::File::open(&user.path).map_err(Error::io("open", user.path.display()))?;
     let mapping = Mapping {
         userns: pin.as_fd(),
-        root: (root(&user.uids), root(&user.gids)),
+        root: user.root(),
     };
     if overlay && mount_rootfs_mapped(lower, upper, work, target, mapping)? {
         return Ok(());
