@@ -3,10 +3,11 @@
 //! ```text
 //!   test --> node   starts, kills, restarts `reconcile serve`; the command line beside it
 //!        --> client speaks CRI to its socket         <-- pods  builds the requests
-//!        --> images makes the archives it imports    <-- nasty makes those that lie
+//!        --> images makes the archives it imports    <-- nasty makes those that lie, corpus odd ones from seeds
 //!        --> hub    a real registry that skopeo fills; registry: one that misbehaves, served: images on it;
 //!                   proxy: on the way to both
 //!        --> tools  runs other programs of the node
+//!        --> disk   file systems that lack something, for its root
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
 //!   peers     the same faults on another runtime, side by side
@@ -18,6 +19,8 @@
 
 pub mod chaos;
 pub mod client;
+pub mod corpus;
+pub mod disk;
 pub mod hub;
 pub mod images;
 pub mod leaks;

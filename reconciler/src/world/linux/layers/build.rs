@@ -8,14 +8,15 @@
 //! ```
 
 use std::fs;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 
 use super::claims::{self, Claim};
-use super::{Layers, Making, Source, lock, sync_dir};
+use super::{Layers, Making, Source, holds_all, lock, sync_dir};
 use crate::image::manifest::{ChainId, Loaded};
 use crate::world::linux::content::{Error, Result};
+use crate::world::linux::unpack::Memory;
 
 /// What became of a layer so far.
 enum Part<'a> {
@@ -35,6 +36,8 @@ pub(super) struct Build<'a, 'b> {
     todo: Mutex<Vec<usize>>,
     /// Threads that unpack.
     workers: AtomicUsize,
+    /// What the whole image may use for unpacking.
+    memory: Arc<Memory>,
     /// The first failure.
     failure: Mutex<Option<Error>>,
 }
@@ -67,6 +70,7 @@ impl<'a, 'b> Build<'a, 'b> {
             parts: Mutex::new(parts),
             todo: Mutex::new(todo),
             workers: AtomicUsize::new(0),
+            memory: Arc::default(),
             failure: Mutex::default(),
         }
     }
@@ -179,7 +183,8 @@ impl<'a, 'b> Build<'a, 'b> {
         }
         let _permit = (!self.source.slow()).then(|| self.layers.permits.take());
         let (diff_id, blob) = (&self.image.diff_ids[i], &self.image.manifest.layers()[i]);
-        self.layers.apply_one(self.source, diff_id, blob).map(Part::Made)
+        let made = self.layers.apply_one(self.source, diff_id, blob, &self.memory);
+        made.map(Part::Made)
     }
 
     /// The image has failed: nothing more is begun.
@@ -211,7 +216,7 @@ impl<'a, 'b> Build<'a, 'b> {
                 Part::Made(mut making) => {
                     let digest = self.image.manifest.layers()[i].digest();
                     making.tree.settle(&below).map_err(|e| e.of_layer(digest))?;
-                    let fs = making.aside.path.join("fs");
+                    let fs = making.aside.tree();
                     made.push((id, making));
                     fs
                 }
@@ -219,6 +224,9 @@ impl<'a, 'b> Build<'a, 'b> {
             };
             if made.len() > top {
                 break;
+            }
+            if holds_all(&fs) {
+                below.clear();
             }
             below.insert(0, fs);
         }
