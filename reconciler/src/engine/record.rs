@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use shim::fault;
 use state::{Kind, Object};
 
 use crate::engine::Context;
@@ -38,7 +39,9 @@ pub fn replace(path: &Path, text: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let temp = path.with_file_name(name);
+    fault::check("file.replace.before").map_err(Error::io("write", &temp))?;
     fs::write(&temp, text).map_err(Error::io("write", &temp))?;
+    fault::check("file.replace.torn").map_err(Error::io("rename", path))?;
     fs::rename(&temp, path).map_err(Error::io("rename", path))
 }
 

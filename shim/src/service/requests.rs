@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use prost::Message;
-use shim::Code;
+use shim::{Code, fault};
 use shim::api::{self, Phase, Request};
 
 use super::{Refusal, Service, internal, invalid};
@@ -94,6 +94,7 @@ impl Service {
         let Ok(proc) = self.find(&request.id) else {
             return Some(Vec::new());
         };
+        fault::point("shim.delete.before");
         proc.deletes.push(caller);
         if proc.phase != Phase::Stopping {
             proc.kill_at = Some(0);
@@ -128,6 +129,7 @@ impl Service {
             let (id, count) = (proc.id(), self.procs.len());
             return Err((Code::FailedPrecondition, format!("{count} processes live, {id} first")));
         }
+        fault::point("shim.shutdown.before");
         self.is_ending = true;
         Ok(Vec::new())
     }

@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use shim::fault;
+
 use crate::error::{Error, Result};
 
 const MOUNT: &str = "/sys/fs/cgroup";
@@ -71,6 +73,7 @@ impl Cgroups {
 
     /// Makes the directory in every hierarchy; parents too.
     pub fn ensure(&self, path: &str) -> Result<()> {
+        fault::point("cgroup.ensure.before");
         if self.v2 {
             self.delegate(path)?;
         }
@@ -78,6 +81,7 @@ impl Cgroups {
             // A sandbox that goes may take the common parent away between two steps of this: once more then.
             let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
             made.map_err(Error::io("make cgroup", &dir))?;
+            fault::point("cgroup.ensure.torn");
         }
         if !self.v2 {
             self.inherit_cpuset(path)?;
@@ -134,6 +138,7 @@ impl Cgroups {
 
     /// SIGKILLs everything in a cgroup and below it; absent is success.
     pub fn kill(&self, path: &str) -> Result<()> {
+        fault::point("cgroup.kill.before");
         if self.v2 {
             let file = Path::new(MOUNT).join(path.trim_start_matches('/')).join("cgroup.kill");
             match fs::write(&file, "1") {
@@ -153,8 +158,10 @@ impl Cgroups {
 
     /// Removes a cgroup and those below it in every hierarchy. Busy ones are an error; absent is success.
     pub fn remove(&self, path: &str) -> Result<()> {
+        fault::point("cgroup.remove.before");
         for dir in self.dirs(path) {
             remove_tree(&dir)?;
+            fault::point("cgroup.remove.torn");
         }
         if !self.v2 {
             // libcontainer makes its cgroup in a hybrid node's unified hierarchy as well.

@@ -7,6 +7,7 @@ use std::path::Path;
 use nix::mount::{MntFlags, umount2};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
+use shim::fault;
 
 use crate::error::{Error, Result};
 
@@ -23,7 +24,9 @@ pub fn is_mount_point(path: &Path) -> Result<bool> {
 /// Unmounts and removes a mount point; absent is success. Whoever still uses it keeps it until they end.
 pub fn unmount(path: &Path) -> Result<()> {
     while is_mount_point(path)? {
+        fault::point("mounts.remove.before");
         unmount_only(path)?;
+        fault::point("mounts.remove.torn");
     }
     match fs::remove_dir(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),

@@ -26,6 +26,7 @@ use std::time::SystemTime;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
+use shim::fault;
 use tokio::sync::watch;
 
 use self::fence::Fence;
@@ -206,7 +207,9 @@ impl Layers {
         if jobs.is_empty() {
             return Ok(());
         }
+        fault::point("layers.unpack.before");
         let mut made = self.apply_all(source, &jobs)?;
+        fault::point("layers.unpack.applied");
         self.settle(image, missing, &mut made)?;
         let mut metas = Vec::new();
         for making in &made {
@@ -218,11 +221,13 @@ impl Layers {
         }
         // One flush for the whole image; only then may a layer have its name.
         self.flush()?;
+        fault::point("layers.unpack.flushed");
         for (mut making, job) in made.into_iter().zip(&jobs) {
             if let Some(stream) = making.stream.take() {
                 stream.keep()?;
             }
             making.commit(job.chain)?;
+            fault::point("layers.unpack.torn");
         }
         sync_dir(&self.dir)?;
         let (bytes, inodes) = metas.iter().fold((0, 0), |(b, i), m| (b + m.bytes, i + m.inodes));
