@@ -5,6 +5,9 @@
 //!        --> client speaks CRI to its socket         <-- pods  builds the requests
 //!        --> images makes the archives it imports    <-- nasty makes those that lie
 //!        --> hub    a real registry that skopeo fills
+//!        --> boot   reboots, as far as a daemon can tell
+//!        --> faults arms failpoints in the programs, asks again as a kubelet does
+//!        --> cni    a CNI plugin that fails and hangs when told
 //!        --> tools  runs other programs of the node
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
@@ -13,7 +16,10 @@
 //! Nothing here may ask the daemon what the daemon did to the node: `leaks` reads the kernel alone, and shares no
 //! code with the crates under test. Tests run in parallel, each on its own root, state directory and socket.
 
+pub mod boot;
 pub mod client;
+pub mod cni;
+pub mod faults;
 pub mod hub;
 pub mod images;
 pub mod leaks;
