@@ -339,6 +339,12 @@ impl Scene {
                 let played = self.play(&mut life).await;
                 played.with_context(|| format!("{self:?}, point {n}: {point}={action}"))?;
                 if !life.faults.hit() {
+                    // What pods share is made for the first of them.
+                    life.node.reconcile(&["--once"]).await?;
+                    let played = self.play(&mut life).await;
+                    played.with_context(|| format!("{self:?}, point {n}: {point}={action}, swept before"))?;
+                }
+                if !life.faults.hit() {
                     // Only a start of the daemon leads there.
                     life.node.kill9().await?;
                     revive(&mut life.node).await?;
