@@ -389,10 +389,14 @@ async fn every_point_of_both_programs() -> Result<()> {
         Scene::Image.all(0, 0, 1),
         Scene::Declared.all(0, 0, 1),
     );
-    let mut reached = BTreeSet::new();
-    for points in [one?, two?, cni?, image?, declared?] {
-        reached.extend(points);
+    let (mut reached, mut failed) = (BTreeSet::new(), Vec::new());
+    for outcome in [one, two, cni, image, declared] {
+        match outcome {
+            Ok(points) => reached.extend(points),
+            Err(error) => failed.push(format!("{error:#}")),
+        }
     }
+    ensure!(failed.is_empty(), "{}", failed.join("\n\n"));
     let (points, stages) = faults::in_sources()?;
     // Those of a debt need half a minute of failing DELs: `isolation` has them.
     let never: Vec<_> = points

@@ -77,8 +77,16 @@ impl Stage<ContainerKind> for Io {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         if let Some(log) = log::path(&sandbox, object) {
-            let dir = log.parent().unwrap_or(&log);
-            let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+            // The caller's place: its file system may hang.
+            let dir = log.parent().unwrap_or(&log).to_owned();
+            let make = {
+                let dir = dir.clone();
+                move || fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)
+            };
+            let made = tokio::task::spawn_blocking(make).await.map_err(|source| Error::Task {
+                op: "make log directory",
+                source,
+            })?;
             made.map_err(Error::io("make log directory", dir))?;
         }
         make_dir(&cx.world.paths.fifos(&object.spec.sandbox, object.uid()))
