@@ -72,7 +72,9 @@ pub fn restore(node: &Node) -> Result<()> {
 /// The calls so far, `VERB SANDBOX NETNS IFNAME` each; ADD and DEL only.
 pub fn journal(node: &Node) -> Vec<String> {
     let text = fs::read_to_string(node.path("journal")).unwrap_or_default();
-    let calls = text.lines().filter(|line| line.starts_with("ADD") || line.starts_with("DEL"));
+    let calls = text
+        .lines()
+        .filter(|line| line.starts_with("ADD") || line.starts_with("DEL"));
     calls.map(str::to_owned).collect()
 }
 

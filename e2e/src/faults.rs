@@ -97,7 +97,9 @@ pub async fn revive(node: &mut Node) -> Result<()> {
 
 /// Every failpoint that the sources name, and the stages: `(points, stages)`.
 pub fn in_sources() -> Result<(BTreeSet<String>, BTreeSet<String>)> {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace")?;
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .context("the workspace")?;
     let (mut points, mut stages) = (BTreeSet::new(), BTreeSet::new());
     for dir in ["shim/src", "state/src", "reconciler/src"] {
         each_source(&top.join(dir), &mut |text| {

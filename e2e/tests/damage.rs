@@ -40,7 +40,12 @@ async fn picture(node: &Node) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for sandbox in node.cri.sandboxes(None).await? {
         let pid = node.cri.sandbox_pid(&sandbox.id).await?;
-        let told = format!("{:?} {pid} {:?} {:?}", sandbox.state(), Process::start_time(pid), sandbox.metadata);
+        let told = format!(
+            "{:?} {pid} {:?} {:?}",
+            sandbox.state(),
+            Process::start_time(pid),
+            sandbox.metadata
+        );
         all.insert(sandbox.id, told);
     }
     for container in node.cri.containers(None).await? {
@@ -122,13 +127,20 @@ async fn store_files_cut_and_garbled_anywhere() -> Result<()> {
         let log = node.daemon_log().len();
         let start = Instant::now();
         node.serve().await.with_context(|| what.clone())?;
-        ensure!(start.elapsed() < Duration::from_secs(10), "{what}: {:?}", start.elapsed());
+        ensure!(
+            start.elapsed() < Duration::from_secs(10),
+            "{what}: {:?}",
+            start.elapsed()
+        );
         let now = picture(&node).await?;
         ensure!(now == before, "{what}:\nbefore {before:#?}\nnow {now:#?}");
         let said = node.daemon_log()[log..].contains("rebuilt from the copies");
         if said {
             let condition = node.ok(&["get", "nodes", "-o", "yaml"]).await?;
-            ensure!(condition.contains("StoreRebuilt"), "{what}: it is not told:\n{condition}");
+            ensure!(
+                condition.contains("StoreRebuilt"),
+                "{what}: it is not told:\n{condition}"
+            );
         }
         rebuilt += usize::from(said);
     }

@@ -104,7 +104,10 @@ impl Life {
             }
             let containers = self.node.cri.containers(None).await?;
             ensure!(containers.len() == 1 && containers[0].id == id, "{containers:#?}");
-            ensure!(containers[0].state() == ContainerState::ContainerRunning, "{containers:#?}");
+            ensure!(
+                containers[0].state() == ContainerState::ContainerRunning,
+                "{containers:#?}"
+            );
             ensure!(self.node.shims()?.len() == 1, "shims: {:?}", self.node.shims()?);
             let pause = self.node.cri.sandbox_pid(&sandbox).await?;
             let own = self.node.cri.container_pid(&id).await?;
@@ -329,7 +332,10 @@ impl Scene {
         let own = points.iter().filter(|point| self.owns(point)).enumerate();
         for (n, point) in own.filter(|(n, _)| n % parts == part) {
             let fails = point.starts_with("stage.");
-            for action in ["abort", "error"].into_iter().filter(|action| *action == "abort" || fails) {
+            for action in ["abort", "error"]
+                .into_iter()
+                .filter(|action| *action == "abort" || fails)
+            {
                 let began = Instant::now();
                 life.pod = PodSandboxConfig {
                     metadata: life.node.pod("life").metadata,
@@ -373,7 +379,11 @@ async fn command(node: &mut Node, args: &[&str]) -> Result<()> {
         } else if out.status.success() {
             return Ok(());
         }
-        ensure!(start.elapsed() < LIMIT, "`reconcile {args:?}`: {}", e2e::node::shown(&out));
+        ensure!(
+            start.elapsed() < LIMIT,
+            "`reconcile {args:?}`: {}",
+            e2e::node::shown(&out)
+        );
     }
 }
 
@@ -404,7 +414,11 @@ async fn every_point_of_both_programs() -> Result<()> {
         .filter(|point| !reached.contains(*point) && !point.starts_with("debt."))
         .collect();
     ensure!(never.is_empty(), "no scene reaches {never:#?}");
-    let act = |stage: &&String| !reached.iter().any(|point| point.ends_with(&format!(".{stage}.act.before")));
+    let act = |stage: &&String| {
+        !reached
+            .iter()
+            .any(|point| point.ends_with(&format!(".{stage}.act.before")))
+    };
     let never: Vec<_> = stages.iter().filter(act).collect();
     ensure!(never.is_empty(), "no scene reaches the stages {never:#?}");
     println!("{} points", reached.len());

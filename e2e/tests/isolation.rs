@@ -104,9 +104,7 @@ async fn a_stopped_shim_and_a_hanging_del_delay_one_pod() -> Result<()> {
         pod_sandbox_id: stuck.clone(),
     };
     let mut client = node.cri.runtime.clone();
-    let stopping = tokio::spawn(async move {
-        client.stop_pod_sandbox(within(Duration::from_secs(4), request)).await
-    });
+    let stopping = tokio::spawn(async move { client.stop_pod_sandbox(within(Duration::from_secs(4), request)).await });
     let (done, until) = tokio::sync::watch::channel(false);
     let reading = tokio::spawn(reads(node.cri.clone(), stuck.clone(), until));
     let took = others(&node, 4, 5).await.context("other pods")?;
@@ -127,7 +125,10 @@ async fn a_stopped_shim_and_a_hanging_del_delay_one_pod() -> Result<()> {
     kill(shim, Signal::SIGCONT)?;
     eventually(LIMIT, async || {
         let calls = cni::journal(&node);
-        ensure!(calls.iter().any(|c| c.starts_with("DEL")), "no DEL was begun: {calls:?}");
+        ensure!(
+            calls.iter().any(|c| c.starts_with("DEL")),
+            "no DEL was begun: {calls:?}"
+        );
         Ok(())
     })
     .await?;
@@ -194,7 +195,10 @@ async fn a_hung_volume_delays_the_containers_that_want_it() -> Result<()> {
             let made = client.create_container(within(Duration::from_secs(4), request)).await;
             let id = made?.into_inner().container_id;
             let start = StartContainerRequest { container_id: id };
-            client.start_container(within(Duration::from_secs(4), start)).await.map(drop)
+            client
+                .start_container(within(Duration::from_secs(4), start))
+                .await
+                .map(drop)
         });
     }
     let (done, until) = tokio::sync::watch::channel(false);

@@ -63,7 +63,11 @@ async fn what_ran_has_ended_and_reads_the_same_ever_after() -> Result<()> {
         assert_eq!(status.state(), PodSandboxState::SandboxNotready, "{status:?}");
     }
     let status = node.cri.exited(&running).await?;
-    assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"), "{status:?}");
+    assert_eq!(
+        (status.exit_code, status.reason.as_str()),
+        (255, "Unknown"),
+        "{status:?}"
+    );
     assert!(status.message.contains("exit status lost"), "{status:?}");
     assert!(
         status.started_at > 0 && status.started_at <= status.finished_at && status.finished_at <= now(),
@@ -103,7 +107,10 @@ async fn an_exit_code_of_the_last_boot_is_told() -> Result<()> {
     node.busybox().await?;
     let pod = pods::host_network(node.pod("last"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let id = node.cri.launch(&sandbox, &pod, &shell("c", "sleep 0.5; exit 42")).await?;
+    let id = node
+        .cri
+        .launch(&sandbox, &pod, &shell("c", "sleep 0.5; exit 42"))
+        .await?;
     node.kill9().await?;
     eventually(LIMIT, async || {
         let left = node.processes()?;
@@ -115,7 +122,10 @@ async fn an_exit_code_of_the_last_boot_is_told() -> Result<()> {
     boot.again(&mut node).await?;
     let status = node.cri.container(&id).await?;
     assert_eq!((status.exit_code, status.reason.as_str()), (42, "Error"), "{status:?}");
-    assert!((ended - status.finished_at).abs() < 2_000_000_000, "{ended}: {status:?}");
+    assert!(
+        (ended - status.finished_at).abs() < 2_000_000_000,
+        "{ended}: {status:?}"
+    );
     node.finish().await
 }
 
@@ -147,9 +157,15 @@ async fn addresses_of_earlier_boots_are_given_back() -> Result<()> {
         .await
         .context("nobody asked for it: the loop owes it")?;
         for id in &ids {
-            let dels: Vec<_> = cni::journal(&node).into_iter().filter(|call| call.contains(id)).collect();
+            let dels: Vec<_> = cni::journal(&node)
+                .into_iter()
+                .filter(|call| call.contains(id))
+                .collect();
             let del = dels.last().context("no call for it")?;
-            assert!(del.starts_with("DEL") && del.contains(" none "), "no netns is left: {dels:?}");
+            assert!(
+                del.starts_with("DEL") && del.contains(" none "),
+                "no netns is left: {dels:?}"
+            );
         }
     }
     node.finish().await
@@ -186,12 +202,19 @@ async fn pods_of_yaml_start_anew() -> Result<()> {
 /// Torture case T16: no order is taken from the wall clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_set_back_and_forward_changes_no_order() -> Result<()> {
-    let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+    let library = format!(
+        "/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1",
+        std::env::consts::ARCH
+    );
     ensure!(fs::metadata(&library).is_ok(), "install the Debian package libfaketime");
     let clock = |shift: &str| {
-        [("LD_PRELOAD", library.as_str()), ("FAKETIME", shift), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]
-            .map(|(key, value)| (key, value.to_owned()))
-            .to_vec()
+        [
+            ("LD_PRELOAD", library.as_str()),
+            ("FAKETIME", shift),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ]
+        .map(|(key, value)| (key, value.to_owned()))
+        .to_vec()
     };
     let mut node = Node::start().await?;
     let mut pod = node.pod("clocked");
@@ -202,7 +225,11 @@ async fn a_clock_set_back_and_forward_changes_no_order() -> Result<()> {
         node.serve().await?;
         let old = ids.last().context("one before")?;
         let status = node.cri.sandbox(old).await?;
-        assert_eq!(status.state(), PodSandboxState::SandboxReady, "attempt {attempt}: {status:?}");
+        assert_eq!(
+            status.state(),
+            PodSandboxState::SandboxReady,
+            "attempt {attempt}: {status:?}"
+        );
         node.cri.stop_sandbox(old).await?;
         pod.metadata.get_or_insert_default().attempt = attempt;
         let started = std::time::Instant::now();

@@ -32,7 +32,10 @@ async fn a_create_slower_than_its_deadline_is_joined_by_its_retries() -> Result<
     let mut refusals = Vec::new();
     let id = loop {
         let mut client = node.cri.runtime.clone();
-        match client.create_container(within(Duration::from_secs(1), request.clone())).await {
+        match client
+            .create_container(within(Duration::from_secs(1), request.clone()))
+            .await
+        {
             Ok(made) => break made.into_inner().container_id,
             Err(status) => refusals.push(status),
         }
@@ -42,10 +45,20 @@ async fn a_create_slower_than_its_deadline_is_joined_by_its_retries() -> Result<
     ensure!(refusals.len() >= 2, "it was not slow");
     for status in &refusals {
         let named = status.message().contains("bundle") && status.message().contains(" s");
-        ensure!(status.code() == Code::DeadlineExceeded && named, "stage and age: {status:?}");
+        ensure!(
+            status.code() == Code::DeadlineExceeded && named,
+            "stage and age: {status:?}"
+        );
     }
-    let again = node.cri.create(&sandbox, &pod, &sleeper("c")).await.expect_err("told already");
-    ensure!(again.code() == Code::AlreadyExists && again.message().contains(&id), "{again:?}");
+    let again = node
+        .cri
+        .create(&sandbox, &pod, &sleeper("c"))
+        .await
+        .expect_err("told already");
+    ensure!(
+        again.code() == Code::AlreadyExists && again.message().contains(&id),
+        "{again:?}"
+    );
     let all = node.cri.containers(None).await?;
     ensure!(all.len() == 1 && all[0].id == id, "{all:#?}");
     faults.disarm();
@@ -61,11 +74,19 @@ async fn what_failed_for_good_does_not_stand_in_the_way() -> Result<()> {
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let image = "localhost/busybox:1";
     let missing = pods::container("c", image, &["/bin/sh"]);
-    let refused = node.cri.create(&sandbox, &pod, &missing).await.expect_err("no such image");
+    let refused = node
+        .cri
+        .create(&sandbox, &pod, &missing)
+        .await
+        .expect_err("no such image");
     ensure!(refused.message().contains("busybox"), "{refused:?}");
     node.busybox().await?;
     let bad = pods::container("c", image, &["/no/such/program"]);
-    let id = node.cri.create(&sandbox, &pod, &bad).await.context("the image is there now")?;
+    let id = node
+        .cri
+        .create(&sandbox, &pod, &bad)
+        .await
+        .context("the image is there now")?;
     let refused = node.cri.start(&id).await.expect_err("no such program");
     ensure!(refused.message().contains("/no/such/program"), "{refused:?}");
     let status = node.cri.container(&id).await?;
@@ -75,8 +96,14 @@ async fn what_failed_for_good_does_not_stand_in_the_way() -> Result<()> {
     );
     node.cri.remove(&id).await?;
     let start = Instant::now();
-    node.cri.launch(&sandbox, &pod, &pods::container("c", image, &["/bin/sleep", "99"])).await?;
-    ensure!(start.elapsed() < Duration::from_secs(3), "it waited: {:?}", start.elapsed());
+    node.cri
+        .launch(&sandbox, &pod, &pods::container("c", image, &["/bin/sleep", "99"]))
+        .await?;
+    ensure!(
+        start.elapsed() < Duration::from_secs(3),
+        "it waited: {:?}",
+        start.elapsed()
+    );
     assert_eq!(node.cri.containers(None).await?.len(), 1);
     node.finish().await
 }
@@ -164,7 +191,10 @@ async fn callers_that_leave_and_a_daemon_that_dies_leave_one() -> Result<()> {
         let id = match persist(&mut node, async |cri| cri.run_sandbox(&pod).await).await? {
             Ok(id) => {
                 // Who left between delivery and answer was told nothing; then it is joined no more.
-                ensure!(told.is_empty() || told.contains(&id), "seed {seed} round {round}: {told:?}, {id}");
+                ensure!(
+                    told.is_empty() || told.contains(&id),
+                    "seed {seed} round {round}: {told:?}, {id}"
+                );
                 id
             }
             Err(status) => {
@@ -176,10 +206,16 @@ async fn callers_that_leave_and_a_daemon_that_dies_leave_one() -> Result<()> {
                 all[0].id.clone()
             }
         };
-        ensure!(node.shims()?.len() == 1, "seed {seed} round {round}: {:?}", node.shims()?);
+        ensure!(
+            node.shims()?.len() == 1,
+            "seed {seed} round {round}: {:?}",
+            node.shims()?
+        );
         node.cri.stop_sandbox(&id).await?;
         node.cri.remove_sandbox(&id).await?;
-        node.no_pods().await.with_context(|| format!("seed {seed} round {round}"))?;
+        node.no_pods()
+            .await
+            .with_context(|| format!("seed {seed} round {round}"))?;
     }
     node.finish().await
 }
@@ -202,10 +238,16 @@ async fn what_nobody_retries_goes_away_by_itself() -> Result<()> {
     let mut client = node.cri.runtime.clone();
     let late = client.run_pod_sandbox(within(Duration::from_secs(1), request)).await;
     let status = late.map(|_| ()).expect_err("ADD fails");
-    ensure!(status.message().contains("told to fail"), "what it waits for: {status:?}");
+    ensure!(
+        status.message().contains("told to fail"),
+        "what it waits for: {status:?}"
+    );
     let hidden = node.ok(&["get", "sandboxes"]).await?;
     ensure!(hidden.contains("given-up"), "it is shown meanwhile: {hidden}");
-    assert!(node.cri.sandboxes(None).await?.is_empty(), "it is not the kubelet's yet");
+    assert!(
+        node.cri.sandboxes(None).await?.is_empty(),
+        "it is not the kubelet's yet"
+    );
     eventually(Duration::from_secs(80), async || {
         let left = node.ok(&["get", "sandboxes"]).await?;
         ensure!(!left.contains("given-up"), "{left}");

@@ -150,7 +150,10 @@ fn beside(file: &Path, suffix: &str) -> PathBuf {
 
 /// One write a line, so that those of several processes do not mix. A test that misses one says so.
 fn trace(file: &Path, name: &str) {
-    let opened = OpenOptions::new().append(true).create(true).open(beside(file, ".trace"));
+    let opened = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(beside(file, ".trace"));
     let _ = opened.and_then(|mut file| file.write_all(format!("{name}\n").as_bytes()));
 }
 

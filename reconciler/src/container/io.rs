@@ -1,7 +1,5 @@
 //! Stage `io`: the directory of the FIFOs, and the log's directory. The FIFOs themselves are the shim's.
 
-use std::fs;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::sync::PoisonError;
 
 use state::Container;
@@ -11,9 +9,9 @@ use super::log;
 use crate::engine::Context;
 use crate::engine::record::remove_empty_tree;
 use crate::engine::stage::{Stage, Step, Undone, Why};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sandbox;
-use crate::world::paths::make_dir;
+use crate::world::paths::DIR_MODE;
 
 pub struct Io;
 
@@ -25,18 +23,7 @@ pub fn hold(cx: &Context, object: &Container) {
         return;
     }
     let dir = cx.world.paths.fifos(&object.spec.sandbox, object.uid());
-    let open = |name| {
-        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(dir.join(name))
-            .ok()?;
-        file.metadata()
-            .is_ok_and(|meta| meta.file_type().is_fifo())
-            .then_some(file)
-    };
-    let files = ["stdout", "stderr"].into_iter().filter_map(open).collect();
+    let files = cx.world.files.hold(&dir);
     held.insert(object.uid().to_owned(), files);
 }
 
@@ -58,7 +45,10 @@ impl Stage<ContainerKind> for Io {
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
         Ok(Have {
-            fifos: cx.world.paths.fifos(&object.spec.sandbox, object.uid()).exists(),
+            fifos: cx
+                .world
+                .files
+                .exists(&cx.world.paths.fifos(&object.spec.sandbox, object.uid())),
         })
     }
 
@@ -77,23 +67,18 @@ impl Stage<ContainerKind> for Io {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         if let Some(log) = log::path(&sandbox, object) {
-            // The caller's place: its file system may hang.
-            let dir = log.parent().unwrap_or(&log).to_owned();
-            let make = {
-                let dir = dir.clone();
-                move || fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)
-            };
-            let made = tokio::task::spawn_blocking(make).await.map_err(|source| Error::Task {
-                op: "make log directory",
-                source,
-            })?;
-            made.map_err(Error::io("make log directory", dir))?;
+            let dir = log.parent().unwrap_or(&log);
+            cx.world.files.make_their_dir(dir, 0o755).await?;
         }
-        make_dir(&cx.world.paths.fifos(&object.spec.sandbox, object.uid()))
+        let fifos = cx.world.paths.fifos(&object.spec.sandbox, object.uid());
+        cx.world.files.make_dir(&fifos, DIR_MODE)
     }
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
-        remove_empty_tree(&cx.world.paths.container_state(&object.spec.sandbox, object.uid()))?;
+        remove_empty_tree(
+            &cx.world,
+            &cx.world.paths.container_state(&object.spec.sandbox, object.uid()),
+        )?;
         Ok(Undone::Done)
     }
 }

@@ -1,6 +1,5 @@
 //! Stage `limits`: a running container's cgroup says what its record says (CRI UpdateContainerResources).
 
-use std::fs;
 use std::io;
 
 use state::Container;
@@ -11,7 +10,7 @@ use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
 use crate::sandbox;
-use crate::world::linux::cgroup::Cgroups;
+use crate::world::Cgroups;
 
 pub struct Limits;
 
@@ -126,9 +125,9 @@ impl Stage<ContainerKind> for Limits {
     const NAME: &'static str = "limits";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let cgroups = &cx.world.cgroups;
+        let cgroups = &*cx.world.cgroups;
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
-        let mut differing = wanted(&object.spec.resources, cgroups.v2);
+        let mut differing = wanted(&object.spec.resources, cgroups.v2());
         differing.retain(|limit| !holds(cgroups, &path, limit));
         Ok(Have { differing })
     }
@@ -167,24 +166,12 @@ impl Stage<ContainerKind> for Limits {
     }
 }
 
-fn file(cgroups: &Cgroups, path: &str, limit: &Limit) -> io::Result<std::path::PathBuf> {
-    let dir = cgroups.dir(limit.controller, path);
-    let dir = dir.ok_or_else(|| io::Error::other(format!("controller {} is not mounted", limit.controller)))?;
-    if limit.file.contains('/') {
-        return Err(io::Error::other("a file name must not hold a slash"));
-    }
-    Ok(dir.join(&limit.file))
-}
-
 fn set(cx: &Context, path: &str, limit: &Limit) -> io::Result<()> {
-    fs::write(file(&cx.world.cgroups, path, limit)?, &limit.value)
+    cx.world.cgroups.set(limit.controller, path, &limit.file, &limit.value)
 }
 
-fn holds(cgroups: &Cgroups, path: &str, limit: &Limit) -> bool {
-    let Ok(file) = file(cgroups, path, limit) else {
-        return false;
-    };
-    match fs::read_to_string(&file) {
+fn holds(cgroups: &dyn Cgroups, path: &str, limit: &Limit) -> bool {
+    match cgroups.get(limit.controller, path, &limit.file) {
         Ok(text) => same(text.trim(), &limit.value),
         // Swap accounting may be off; then the limit on memory is all there is.
         Err(_) => limit.file.starts_with("memory.memsw") || limit.file == "memory.swap.max",

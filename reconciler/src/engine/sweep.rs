@@ -4,7 +4,6 @@
 //! daemon looks twice, half a minute apart.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use state::container::ContainerKind;
@@ -17,8 +16,7 @@ use crate::engine::plan::{Action, Planned};
 use crate::engine::record::remove_empty_tree;
 use crate::engine::stage::Risk;
 use crate::error::Result;
-use crate::world::linux::mounts::MountTable;
-use crate::world::linux::{files, images, netns};
+use crate::world::linux::netns::Pin;
 
 /// Something of ours without a record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,19 +56,23 @@ impl Orphan {
 pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
     let paths = &cx.world.paths;
     let mut sandboxes: BTreeSet<String> = BTreeSet::new();
-    sandboxes.extend(netns::list(&paths.instance).unwrap_or_default());
+    sandboxes.extend(cx.world.netns.list().unwrap_or_default());
     sandboxes.extend(cx.world.network.list().await?);
-    sandboxes.extend(names(&paths.pods()));
-    sandboxes.extend(names(&paths.state.join("pods")));
+    sandboxes.extend(names(cx, &paths.pods()));
+    sandboxes.extend(names(cx, &paths.state.join("pods")));
     let mut containers = BTreeSet::new();
     for sandbox in &sandboxes {
         for dir in [paths.pod(sandbox), paths.pod_state(sandbox)] {
-            containers.extend(names(&dir.join("containers")).into_iter().map(|c| (sandbox.clone(), c)));
+            containers.extend(
+                names(cx, &dir.join("containers"))
+                    .into_iter()
+                    .map(|c| (sandbox.clone(), c)),
+            );
         }
     }
     let cgroups = cx.world.cgroups.children(&paths.default_cgroup());
-    let images = names(&paths.root.join("images"));
-    let declared = names(&paths.root.join("declared"));
+    let images = names(cx, &paths.root.join("images"));
+    let declared = names(cx, &paths.root.join("declared"));
     // From here on the records are read.
     let known = |uid: &str| {
         cx.store.get::<SandboxKind>(uid).is_some()
@@ -101,15 +103,10 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
 }
 
 /// The children of a directory that look like uids.
-fn names(dir: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|e| e.file_name().into_string().ok())
-        .filter(|n| !n.starts_with('.'))
-        .collect()
+fn names(cx: &Context, dir: &Path) -> Vec<String> {
+    let entries = cx.world.files.list(dir).unwrap_or_default();
+    let names = entries.into_iter().map(|entry| entry.name);
+    names.filter(|name| !name.starts_with('.')).collect()
 }
 
 /// Takes one orphan down.
@@ -124,30 +121,22 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
             if let Some(client) = cx.world.shims.find(sandbox).await {
                 let _ = client.delete(uid).await;
             }
-            unmount_below(&[state.clone(), paths.container(sandbox, uid)])?;
-            remove_empty_tree(&state)?;
-            cx.world
-                .trash
-                .bury(&paths.container(sandbox, uid))
-                .map_err(crate::world::linux::images::failed("trash"))
+            unmount_below(cx, &[state.clone(), paths.container(sandbox, uid)])?;
+            remove_empty_tree(&cx.world, &state)?;
+            cx.world.files.bury(&paths.container(sandbox, uid))
         }
         Orphan::Cgroup(path) => {
             cx.world.cgroups.kill(path)?;
             cx.world.cgroups.remove(path)
         }
-        Orphan::Directory(path) => cx
-            .world
-            .trash
-            .bury(&paths.root.join(path))
-            .map_err(crate::world::linux::images::failed("trash")),
+        Orphan::Directory(path) => cx.world.files.bury(&paths.root.join(path)),
     }
 }
 
 /// Unmounts what is mounted below directories of ours, deepest first.
-fn unmount_below(dirs: &[PathBuf]) -> Result<()> {
-    let table = MountTable::read().map_err(images::failed("mounts"))?;
-    for mount in table.ours(dirs) {
-        files::unmount_only(&mount.target)?;
+fn unmount_below(cx: &Context, dirs: &[PathBuf]) -> Result<()> {
+    for mount in cx.world.mounts.below(dirs)? {
+        cx.world.mounts.unmount_only(&mount)?;
     }
     Ok(())
 }
@@ -163,7 +152,7 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         cx.world.shims.remove(uid).await?;
     }
     for name in cx.world.cgroups.children(&paths.default_cgroup()) {
-        let inside = paths.pod(uid).join("containers").join(&name).exists() || name == uid;
+        let inside = cx.world.files.exists(&paths.pod(uid).join("containers").join(&name)) || name == uid;
         if inside {
             let path = format!("{}/{name}", paths.default_cgroup());
             cx.world.cgroups.kill(&path)?;
@@ -171,7 +160,7 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         }
     }
     let pin = paths.netns(uid);
-    let live = matches!(netns::observe(&pin), Ok(netns::Pin::Ns { .. }));
+    let live = matches!(cx.world.netns.observe(&pin), Ok(Pin::Ns { .. }));
     cx.world
         .network
         .remove(uid, &paths.pod(uid), live.then_some(pin.as_path()))
@@ -182,14 +171,9 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         paths.pod_state(uid).join("ns/ipc"),
         paths.pod_state(uid).join("ns/uts"),
     ] {
-        netns::remove(&pin)
-            .map_err(std::io::Error::other)
-            .map_err(crate::Error::io("unpin", &pin))?;
+        cx.world.netns.remove(&pin)?;
     }
-    unmount_below(&[paths.pod(uid), paths.pod_state(uid)])?;
-    remove_empty_tree(&paths.pod_state(uid))?;
-    cx.world
-        .trash
-        .bury(&paths.pod(uid))
-        .map_err(crate::world::linux::images::failed("trash"))
+    unmount_below(cx, &[paths.pod(uid), paths.pod_state(uid)])?;
+    remove_empty_tree(&cx.world, &paths.pod_state(uid))?;
+    cx.world.files.bury(&paths.pod(uid))
 }

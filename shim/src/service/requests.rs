@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use prost::Message;
-use shim::{Code, fault};
 use shim::api::{self, Phase, Request};
+use shim::{Code, fault};
 
 use super::{Refusal, Service, internal, invalid};
 use crate::log::Log;

@@ -65,28 +65,13 @@ impl Cgroups {
         mount.map(|m| m.join(path.trim_start_matches('/')))
     }
 
-    /// How many of the hierarchies have the directory, of how many.
-    pub fn observe(&self, path: &str) -> (usize, usize) {
-        let dirs = self.dirs(path);
-        (dirs.iter().filter(|d| d.is_dir()).count(), dirs.len())
-    }
-
-    /// Makes the directory in every hierarchy; parents too.
-    pub fn ensure(&self, path: &str) -> Result<()> {
-        fault::point("cgroup.ensure.before");
-        if self.v2 {
-            self.delegate(path)?;
+    fn file(&self, controller: &str, path: &str, file: &str) -> io::Result<PathBuf> {
+        let dir = self.dir(controller, path);
+        let dir = dir.ok_or_else(|| io::Error::other(format!("controller {controller} is not mounted")))?;
+        if file.contains('/') {
+            return Err(io::Error::other("a file name must not hold a slash"));
         }
-        for dir in self.dirs(path) {
-            // A sandbox that goes may take the common parent away between two steps of this: once more then.
-            let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
-            made.map_err(Error::io("make cgroup", &dir))?;
-            fault::point("cgroup.ensure.torn");
-        }
-        if !self.v2 {
-            self.inherit_cpuset(path)?;
-        }
-        Ok(())
+        Ok(dir.join(file))
     }
 
     /// v2: switches the controllers on for every level above `path`.
@@ -135,9 +120,36 @@ impl Cgroups {
         pids.dedup();
         pids
     }
+}
 
-    /// SIGKILLs everything in a cgroup and below it; absent is success.
-    pub fn kill(&self, path: &str) -> Result<()> {
+impl crate::world::Cgroups for Cgroups {
+    fn v2(&self) -> bool {
+        self.v2
+    }
+
+    fn observe(&self, path: &str) -> (usize, usize) {
+        let dirs = self.dirs(path);
+        (dirs.iter().filter(|d| d.is_dir()).count(), dirs.len())
+    }
+
+    fn ensure(&self, path: &str) -> Result<()> {
+        fault::point("cgroup.ensure.before");
+        if self.v2 {
+            self.delegate(path)?;
+        }
+        for dir in self.dirs(path) {
+            // A sandbox that goes may take the common parent away between two steps of this: once more then.
+            let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
+            made.map_err(Error::io("make cgroup", &dir))?;
+            fault::point("cgroup.ensure.torn");
+        }
+        if !self.v2 {
+            self.inherit_cpuset(path)?;
+        }
+        Ok(())
+    }
+
+    fn kill(&self, path: &str) -> Result<()> {
         fault::point("cgroup.kill.before");
         if self.v2 {
             let file = Path::new(MOUNT).join(path.trim_start_matches('/')).join("cgroup.kill");
@@ -156,8 +168,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes a cgroup and those below it in every hierarchy. Busy ones are an error; absent is success.
-    pub fn remove(&self, path: &str) -> Result<()> {
+    fn remove(&self, path: &str) -> Result<()> {
         fault::point("cgroup.remove.before");
         for dir in self.dirs(path) {
             remove_tree(&dir)?;
@@ -170,16 +181,14 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes a cgroup of ours that groups others, where nothing is in it any more.
-    pub fn remove_if_empty(&self, path: &str) {
+    fn remove_if_empty(&self, path: &str) {
         for dir in self.dirs(path) {
             // Busy or absent are both fine: whoever uses it removes it later.
             let _ = fs::remove_dir(&dir);
         }
     }
 
-    /// Children of `parent` in any hierarchy.
-    pub fn children(&self, parent: &str) -> Vec<String> {
+    fn children(&self, parent: &str) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for dir in self.dirs(parent) {
             let Ok(entries) = fs::read_dir(&dir) else { continue };
@@ -189,6 +198,18 @@ impl Cgroups {
         names.sort();
         names.dedup();
         names
+    }
+
+    fn get(&self, controller: &str, path: &str, file: &str) -> io::Result<String> {
+        fs::read_to_string(self.file(controller, path, file)?)
+    }
+
+    fn set(&self, controller: &str, path: &str, file: &str, value: &str) -> io::Result<()> {
+        fs::write(self.file(controller, path, file)?, value)
+    }
+
+    fn v2_dir(&self, path: &str) -> Option<PathBuf> {
+        self.v2.then(|| self.dir("", path)).flatten()
     }
 }
 
@@ -251,6 +272,7 @@ fn v1_mounts(mountinfo: &str) -> BTreeMap<String, PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::Cgroups as _;
 
     #[test]
     fn v1_controllers_are_found_by_name() {
