@@ -245,11 +245,7 @@ impl Scene {
                 }];
             }
             Scene::Cni => e2e::cni::install(&life.node)?,
-            Scene::Image => {
-                let layers = [1, 2].map(|n| Layer::new(Compression::Gzip).file(&format!("f{n}"), 0o644, [n; 4096]));
-                let image = Image::new("localhost/faults:1", layers.into(), serde_json::json!({}));
-                life.node.file("image.tar", image.oci())?;
-            }
+            Scene::Image => {}
             Scene::Declared => {
                 let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: declared}\nspec:\n  restartPolicy: Always\n  \
                     containers:\n  - {name: main, image: localhost/hello, command: [/hello, sleep, '1000']}\n";
@@ -277,7 +273,13 @@ impl Scene {
                 Ok(())
             }
             Scene::Image => {
-                let file = life.node.path("image.tar").display().to_string();
+                // Always another: what a cut removal left unneeded stays for a while.
+                let layer = |n| {
+                    let text = format!("{n} {}", life.pod.metadata.clone().unwrap_or_default().uid);
+                    Layer::new(Compression::Gzip).file(&format!("f{n}"), 0o644, text)
+                };
+                let image = Image::new("localhost/faults:1", vec![layer(1), layer(2)], serde_json::json!({}));
+                let file = life.node.file("image.tar", image.oci())?;
                 command(&mut life.node, &["images", "import", &file]).await?;
                 let name = "localhost/faults:1";
                 let found = persist(&mut life.node, async |cri| cri.image(name).await).await??;
@@ -286,7 +288,7 @@ impl Scene {
                 persist(&mut life.node, async |cri| cri.remove_image(name).await).await??;
                 let left = persist(&mut life.node, async |cri| cri.image(name).await).await??;
                 ensure!(left.is_none(), "removed, yet there");
-                command(&mut life.node, &["images", "prune"]).await?;
+                command(&mut life.node, &["images", "prune", "--yes"]).await?;
                 life.nothing().await
             }
             Scene::Declared => {
