@@ -27,7 +27,10 @@ const TOLD: usize = 3;
 
 fn chosen() -> Vec<(&'static str, Vec<Op>)> {
     let only = std::env::var("SIM_ONLY").unwrap_or_default();
-    scenarios::all().into_iter().filter(|(name, _)| name.starts_with(&only)).collect()
+    scenarios::all()
+        .into_iter()
+        .filter(|(name, _)| name.starts_with(&only))
+        .collect()
 }
 
 fn case(name: &str, ops: Vec<Op>, cut: Option<Cut>) -> Case {
@@ -44,9 +47,16 @@ fn a_quiet_node_answers_every_call_at_once() {
     for (name, ops) in chosen() {
         let case = case(name, ops, None);
         let outcome = play(&case);
-        assert!(outcome.problems.is_empty() && outcome.errors.is_empty(), "{}", outcome.report(&case));
+        assert!(
+            outcome.problems.is_empty() && outcome.errors.is_empty(),
+            "{}",
+            outcome.report(&case)
+        );
         let again = play(&case);
-        assert!(again.trace == outcome.trace, "{name}: a case is the same whenever it is played");
+        assert!(
+            again.trace == outcome.trace,
+            "{name}: a case is the same whenever it is played"
+        );
     }
 }
 
@@ -91,10 +101,17 @@ fn a_cut_at_any_step_is_repaired() {
 
 /// The last step of a quiet play that has this name.
 fn step_of(name: &str, step: &str) -> (Vec<Op>, u64) {
-    let ops = scenarios::all().into_iter().find(|(own, _)| *own == name).expect("a scenario").1;
+    let ops = scenarios::all()
+        .into_iter()
+        .find(|(own, _)| *own == name)
+        .expect("a scenario")
+        .1;
     let trace = play(&case(name, ops.clone(), None)).trace;
     let found = trace.iter().rev().find(|line| line.ends_with(step)).expect("a step");
-    (ops, found.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"))
+    (
+        ops,
+        found.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"),
+    )
 }
 
 fn well(name: &str, step: &str, after: bool, blow: Blow) {
@@ -124,7 +141,11 @@ fn the_common_cgroup_goes_though_the_daemon_died_before_it() {
 #[test]
 fn a_broken_promise_is_seen() {
     let broken = |name: &str, mutation, blow: Blow, rule: &str| {
-        let ops = scenarios::all().into_iter().find(|(own, _)| *own == name).expect("a scenario").1;
+        let ops = scenarios::all()
+            .into_iter()
+            .find(|(own, _)| *own == name)
+            .expect("a scenario")
+            .1;
         let steps = play(&case(name, ops.clone(), None)).steps;
         let seen = (1..=steps).rev().any(|step| {
             let after = true;

@@ -57,10 +57,16 @@ fn main() -> ExitCode {
         Some("--list") => true,
         Some("--minutes") => {
             let end = Instant::now() + Duration::from_secs(60 * number(args.get(1)).unwrap_or(1));
-            let first = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+            let first = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |d| d.as_secs());
             let mut seeds = first * 1_000_000..;
             let mut played = 0;
-            let well = seeds.by_ref().take_while(|_| Instant::now() < end).inspect(|_| played += 1).all(|s| run(s, false));
+            let well = seeds
+                .by_ref()
+                .take_while(|_| Instant::now() < end)
+                .inspect(|_| played += 1)
+                .all(|s| run(s, false));
             println!("{played} seeds from {}", first * 1_000_000);
             well
         }

@@ -17,7 +17,11 @@ use sim::node::Sim;
 
 /// Runs a case against both.
 fn on_both<F: Future<Output = ()>>(instance: &str, case: impl Fn(Arc<World>) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let sim = Sim::new(1);
         sim.lock().run(true);
@@ -25,8 +29,15 @@ fn on_both<F: Future<Output = ()>>(instance: &str, case: impl Fn(Arc<World>) -> 
         case(Arc::new(world)).await;
         assert_eq!(sim.lock().problems, Vec::<String>::new());
     });
-    let dir = tempfile::Builder::new().prefix("rc-parts-").tempdir_in("/var/tmp").unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let dir = tempfile::Builder::new()
+        .prefix("rc-parts-")
+        .tempdir_in("/var/tmp")
+        .unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let world = real(dir.path(), instance);
         case(Arc::new(world)).await;
@@ -37,7 +48,11 @@ fn real(dir: &Path, instance: &str) -> World {
     let root = dir.join("root");
     let own = std::env::current_exe().unwrap();
     let shim = own.parent().unwrap().parent().unwrap().join("reconcile-shim");
-    assert!(shim.exists(), "{} is missing: run `cargo build --release` first", shim.display());
+    assert!(
+        shim.exists(),
+        "{} is missing: run `cargo build --release` first",
+        shim.display()
+    );
     World::open(Settings {
         paths: Arc::new(Paths {
             root: root.clone(),
@@ -96,13 +111,20 @@ fn run_records() {
     on_both("c0ffee12", async |world| {
         let dir = world.paths.pod(&uid(2));
         let record = Paths::run_record(&dir);
-        assert!(world.files.write_end(&record, End::lost(1)).is_err(), "its directory is not there");
+        assert!(
+            world.files.write_end(&record, End::lost(1)).is_err(),
+            "its directory is not there"
+        );
         assert!(world.files.run_record(&record).unwrap().is_none());
         world.files.make_dir(&dir, DIR_MODE).unwrap();
         world.files.write_end(&record, End::start_error("why", 7)).unwrap();
         world.files.write_end(&record, End::lost(8)).unwrap();
         let end = world.files.run_record(&record).unwrap().unwrap().end.unwrap();
-        assert_eq!((end.code, end.finished_at, end.message.as_str()), (128, 7, "why"), "the first end stands");
+        assert_eq!(
+            (end.code, end.finished_at, end.message.as_str()),
+            (128, 7, "why"),
+            "the first end stands"
+        );
     });
 }
 
@@ -117,7 +139,10 @@ fn mounts() {
         mounts.shm(&target, 1 << 20).unwrap();
         assert!(mounts.is_mounted(&target).unwrap());
         assert!(files.remove_dir(&target).is_err(), "it is busy");
-        assert_eq!(mounts.below(&[world.paths.pod_state(&uid(3))]).unwrap(), [target.clone()]);
+        assert_eq!(
+            mounts.below(&[world.paths.pod_state(&uid(3))]).unwrap(),
+            [target.clone()]
+        );
         mounts.unmount(&target).unwrap();
         mounts.unmount(&target).unwrap();
         assert!(!files.exists(&target) && !mounts.is_mounted(&target).unwrap());
@@ -177,7 +202,11 @@ fn namespaces() {
         };
         let first: Vec<u64> = paths.iter().map(inode).collect();
         world.netns.ensure(want).await.unwrap();
-        assert_eq!(paths.iter().map(inode).collect::<Vec<_>>(), first, "a whole set is left as it is");
+        assert_eq!(
+            paths.iter().map(inode).collect::<Vec<_>>(),
+            first,
+            "a whole set is left as it is"
+        );
         assert_eq!(world.netns.list().unwrap(), [uid(5)]);
         for path in &paths {
             world.netns.remove(path).unwrap();

@@ -135,7 +135,10 @@ pub fn play(case: &Case) -> Outcome {
 
 /// One life of the daemon, from its boot to its end.
 fn incarnation(course: &mut Course<'_>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build();
     let runtime = runtime.expect("a runtime needs nothing");
     let sim = course.sim.clone();
     runtime.block_on(async {

@@ -29,19 +29,36 @@ pub fn statuses(cx: &Context) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for s in cx.store.list::<SandboxKind>() {
         let t = &s.status;
-        let text = format!("{:?} {} {} {} {} [{}]", t.phase, t.ip, t.pid, t.netns, t.torn_down, conditions(&t.conditions));
+        let text = format!(
+            "{:?} {} {} {} {} [{}]",
+            t.phase,
+            t.ip,
+            t.pid,
+            t.netns,
+            t.torn_down,
+            conditions(&t.conditions)
+        );
         all.insert(format!("sandbox {}", s.uid()), text);
     }
     for c in cx.store.list::<ContainerKind>() {
         let t = &c.status;
         let text = format!(
             "{:?} {} {} {} {} {} [{}]",
-            t.phase, t.pid, t.started_at, t.finished_at, t.exit_code, t.reason, conditions(&t.conditions)
+            t.phase,
+            t.pid,
+            t.started_at,
+            t.finished_at,
+            t.exit_code,
+            t.reason,
+            conditions(&t.conditions)
         );
         all.insert(format!("container {}", c.uid()), text);
     }
     for i in cx.store.list::<ImageKind>() {
-        all.insert(format!("image {}", i.meta.name), format!("{:?} {}", i.status.phase, i.status.id));
+        all.insert(
+            format!("image {}", i.meta.name),
+            format!("{:?} {}", i.status.phase, i.status.id),
+        );
     }
     all
 }
@@ -88,7 +105,9 @@ pub async fn at_rest(sim: &Sim, cx: &Arc<Context>, promised: &BTreeSet<String>, 
     settled(sim, cx, problems);
     let before = sim.lock().steps;
     match runtime::plan(cx).await {
-        Ok(plan) => plan.iter().for_each(|step| problems.push(format!("2: at rest there is still to do: {step}"))),
+        Ok(plan) => plan
+            .iter()
+            .for_each(|step| problems.push(format!("2: at rest there is still to do: {step}"))),
         Err(e) => problems.push(format!("2: at rest no plan can be made: {e}")),
     }
     if sim.lock().steps != before {
@@ -106,7 +125,12 @@ fn settled(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
             _ => false,
         };
         if !ok || s.meta.deleted() {
-            problems.push(format!("2: sandbox {} rests as {:?} {:?}", s.uid(), s.status.phase, s.status.conditions));
+            problems.push(format!(
+                "2: sandbox {} rests as {:?} {:?}",
+                s.uid(),
+                s.status.phase,
+                s.status.conditions
+            ));
         }
     }
     for c in cx.store.list::<ContainerKind>() {
@@ -118,12 +142,19 @@ fn settled(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
         };
         if !ok || c.meta.deleted() {
             let why = &c.status.conditions;
-            problems.push(format!("2: container {} rests as {:?}, {procs} processes {why:?}", c.uid(), c.status.phase));
+            problems.push(format!(
+                "2: container {} rests as {:?}, {procs} processes {why:?}",
+                c.uid(),
+                c.status.phase
+            ));
         }
     }
     for i in cx.store.list::<ImageKind>() {
         if i.status.phase != ImagePhase::Ready {
-            problems.push(format!("2: image {} rests as {:?} {:?}", i.meta.name, i.status.phase, i.status.conditions));
+            problems.push(format!(
+                "2: image {} rests as {:?} {:?}",
+                i.meta.name, i.status.phase, i.status.conditions
+            ));
         }
     }
     let pods = cx.store.list::<PodKind>().into_iter().filter(|p| p.meta.deleted());
@@ -135,7 +166,9 @@ fn settled(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
 /// 3: every uid in a name of the node is a record's.
 fn names(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
     for name in census(&sim.lock()).keys() {
-        let uids = name.split(|c: char| !c.is_ascii_hexdigit()).filter(|word| word.len() == 64);
+        let uids = name
+            .split(|c: char| !c.is_ascii_hexdigit())
+            .filter(|word| word.len() == 64);
         for uid in uids {
             let known = cx.store.get::<SandboxKind>(uid).is_some()
                 || cx.store.get::<ContainerKind>(uid).is_some()

@@ -112,8 +112,7 @@ impl Client {
                     containers: self.containers.clone(),
                     promised: BTreeSet::new(),
                 };
-                let (first, second) =
-                    tokio::join!(Box::pin(self.call(daemon, op)), Box::pin(other.call(daemon, op)));
+                let (first, second) = tokio::join!(Box::pin(self.call(daemon, op)), Box::pin(other.call(daemon, op)));
                 self.promised.append(&mut other.promised);
                 if first.is_err() {
                     self.pods.append(&mut other.pods);
@@ -149,7 +148,9 @@ impl Client {
             Op::Create(pod, name, args) => self.create(daemon, pod, name, args).await,
             Op::Start(name) => self.start(daemon, name).await,
             Op::AwaitExit(name) => {
-                let Some(uid) = self.containers.get(name) else { return Ok(()) };
+                let Some(uid) = self.containers.get(name) else {
+                    return Ok(());
+                };
                 let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(600);
                 let ended = daemon.store.wait::<ContainerKind, _, _>(uid, Some(deadline), |now| {
                     let never = |phase| !matches!(phase, ContainerPhase::Running | ContainerPhase::Unknown);
@@ -158,7 +159,9 @@ impl Client {
                 ended.await.map_err(|e| Status::deadline_exceeded(e.to_string()))
             }
             Op::Stop(name, grace) => {
-                let Some(uid) = self.containers.get(name).cloned() else { return Ok(()) };
+                let Some(uid) = self.containers.get(name).cloned() else {
+                    return Ok(());
+                };
                 let request = v1::StopContainerRequest {
                     container_id: uid,
                     timeout: *grace,
@@ -166,13 +169,17 @@ impl Client {
                 services.stop_container(Request::new(request)).await.map(drop)
             }
             Op::Remove(name) => {
-                let Some(uid) = self.containers.get(name).cloned() else { return Ok(()) };
+                let Some(uid) = self.containers.get(name).cloned() else {
+                    return Ok(());
+                };
                 self.promised.remove(&uid);
                 let request = v1::RemoveContainerRequest { container_id: uid };
                 services.remove_container(Request::new(request)).await.map(drop)
             }
             Op::Update(name, bytes) => {
-                let Some(uid) = self.containers.get(name).cloned() else { return Ok(()) };
+                let Some(uid) = self.containers.get(name).cloned() else {
+                    return Ok(());
+                };
                 let request = v1::UpdateContainerResourcesRequest {
                     container_id: uid,
                     linux: Some(v1::LinuxContainerResources {
@@ -181,20 +188,30 @@ impl Client {
                     }),
                     ..v1::UpdateContainerResourcesRequest::default()
                 };
-                over(services.update_container_resources(Request::new(request)).await.map(drop))
+                over(
+                    services
+                        .update_container_resources(Request::new(request))
+                        .await
+                        .map(drop),
+                )
             }
             Op::StopPod(pod) => {
-                let Some(uid) = self.pods.get(pod).cloned() else { return Ok(()) };
+                let Some(uid) = self.pods.get(pod).cloned() else {
+                    return Ok(());
+                };
                 let request = v1::StopPodSandboxRequest { pod_sandbox_id: uid };
                 services.stop_pod_sandbox(Request::new(request)).await.map(drop)
             }
             Op::RemovePod(pod) => {
-                let Some(uid) = self.pods.get(pod).cloned() else { return Ok(()) };
+                let Some(uid) = self.pods.get(pod).cloned() else {
+                    return Ok(());
+                };
                 self.promised.remove(&uid);
                 for container in daemon.store.owned::<ContainerKind>(&uid) {
                     self.promised.remove(container.uid());
                 }
-                self.promised.retain(|uid| !self.containers.values().any(|own| own == uid));
+                self.promised
+                    .retain(|uid| !self.containers.values().any(|own| own == uid));
                 let request = v1::RemovePodSandboxRequest { pod_sandbox_id: uid };
                 services.remove_pod_sandbox(Request::new(request)).await.map(drop)
             }
@@ -221,7 +238,10 @@ impl Client {
                     image: (*image).to_owned(),
                     ..v1::ImageSpec::default()
                 });
-                services.remove_image(Request::new(v1::RemoveImageRequest { image })).await.map(drop)
+                services
+                    .remove_image(Request::new(v1::RemoveImageRequest { image }))
+                    .await
+                    .map(drop)
             }
             Op::Apply(name, args, restart) => {
                 let pod = json!({
@@ -273,7 +293,9 @@ impl Client {
     }
 
     async fn create(&mut self, daemon: &Daemon, pod: &str, name: &'static str, args: &[&str]) -> Result<(), Status> {
-        let Some(sandbox) = self.pods.get(pod).cloned() else { return Ok(()) };
+        let Some(sandbox) = self.pods.get(pod).cloned() else {
+            return Ok(());
+        };
         let request = v1::CreateContainerRequest {
             pod_sandbox_id: sandbox.clone(),
             config: Some(container_config(name, args)),
@@ -296,17 +318,26 @@ impl Client {
     }
 
     async fn start(&mut self, daemon: &Daemon, name: &str) -> Result<(), Status> {
-        let Some(uid) = self.containers.get(name).cloned() else { return Ok(()) };
-        let request = v1::StartContainerRequest { container_id: uid.clone() };
+        let Some(uid) = self.containers.get(name).cloned() else {
+            return Ok(());
+        };
+        let request = v1::StartContainerRequest {
+            container_id: uid.clone(),
+        };
         let started = daemon.services.start_container(Request::new(request)).await.map(drop);
         // It ended before it began: the kubelet makes another attempt, this one has had its turn.
-        let ended = daemon.store.get::<ContainerKind>(&uid).is_some_and(|c| c.status.phase == ContainerPhase::Exited);
+        let ended = daemon
+            .store
+            .get::<ContainerKind>(&uid)
+            .is_some_and(|c| c.status.phase == ContainerPhase::Exited);
         if ended { Ok(()) } else { over(started) }
     }
 
     fn find_pod(&self, daemon: &Daemon, pod: &str) -> Option<String> {
         let all = daemon.store.list::<SandboxKind>();
-        let found = all.iter().find(|s| s.spec.pod.name == pod && s.meta.owner.is_none() && !s.meta.deleted());
+        let found = all
+            .iter()
+            .find(|s| s.spec.pod.name == pod && s.meta.owner.is_none() && !s.meta.deleted());
         found.map(|sandbox| sandbox.uid().to_owned())
     }
 }

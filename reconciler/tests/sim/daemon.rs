@@ -103,9 +103,11 @@ fn copies(sim: &Arc<Sim>) -> Copies {
     let read = |sim: &Sim| -> Vec<(String, Vec<u8>)> {
         let node = sim.lock();
         let kinds = ["pods", "images", "declared"].map(|kind| Path::new(ROOT).join(kind));
-        let all = node.fs.all().into_iter().filter(|path| {
-            path.ends_with("record.json") && kinds.iter().any(|kind| path.starts_with(kind))
-        });
+        let all = node
+            .fs
+            .all()
+            .into_iter()
+            .filter(|path| path.ends_with("record.json") && kinds.iter().any(|kind| path.starts_with(kind)));
         all.filter_map(|path| {
             let uid = path.parent()?.file_name()?.to_str()?.to_owned();
             Some((uid, node.fs.read(&path)?.to_vec()))

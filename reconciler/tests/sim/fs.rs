@@ -119,7 +119,11 @@ impl Fs {
         for (path, node) in moved {
             self.names.remove(&path);
             let rest = path.strip_prefix(from).expect("it is below");
-            let to = if rest.as_os_str().is_empty() { to.to_owned() } else { to.join(rest) };
+            let to = if rest.as_os_str().is_empty() {
+                to.to_owned()
+            } else {
+                to.join(rest)
+            };
             self.names.insert(to, node);
         }
     }
@@ -131,13 +135,19 @@ impl Fs {
     }
 
     fn below(&self, path: &Path) -> Vec<(PathBuf, Node)> {
-        let all = self.names.range(path.to_owned()..).take_while(|(p, _)| p.starts_with(path));
+        let all = self
+            .names
+            .range(path.to_owned()..)
+            .take_while(|(p, _)| p.starts_with(path));
         all.map(|(path, node)| (path.clone(), node.clone())).collect()
     }
 
     /// Names of the children, and whether they are directories.
     pub fn children(&self, dir: &Path) -> Vec<(String, bool)> {
-        let below = self.names.range(dir.to_owned()..).take_while(|(p, _)| p.starts_with(dir));
+        let below = self
+            .names
+            .range(dir.to_owned()..)
+            .take_while(|(p, _)| p.starts_with(dir));
         let own = below.filter(|(path, _)| path.parent() == Some(dir));
         own.map(|(path, node)| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -177,7 +187,10 @@ fn a_power_cut_leaves_what_was_synced() {
     assert!(!fs.write(Path::new("/no/dir"), b""));
     let mut bytes = fs.clone();
     fs.power_cut(Loss::Names);
-    assert_eq!((fs.read(a), fs.read(b), fs.read(c)), (Some(&b"a"[..]), Some(&b""[..]), None));
+    assert_eq!(
+        (fs.read(a), fs.read(b), fs.read(c)),
+        (Some(&b"a"[..]), Some(&b""[..]), None)
+    );
     assert!(!fs.exists(Path::new("/run/x")));
     bytes.power_cut(Loss::Bytes);
     assert_eq!(bytes.read(c), Some(&b""[..]));

@@ -52,15 +52,22 @@ fn image(name: &str, layers: usize) -> Loaded {
 
 /// By reference.
 pub fn registry() -> BTreeMap<String, Loaded> {
-    [("registry.sim/app:1", 3), ("registry.sim/other:1", 1), (builtin::REFERENCE, 1)]
-        .map(|(name, layers)| (name.to_owned(), image(name, layers)))
-        .into()
+    [
+        ("registry.sim/app:1", 3),
+        ("registry.sim/other:1", 1),
+        (builtin::REFERENCE, 1),
+    ]
+    .map(|(name, layers)| (name.to_owned(), image(name, layers)))
+    .into()
 }
 
 impl Part {
     fn by_digest(&self, digest: &str) -> Option<Loaded> {
         let node = self.sim.lock();
-        node.registry.values().find(|i| i.descriptor.digest().as_ref() == digest).cloned()
+        node.registry
+            .values()
+            .find(|i| i.descriptor.digest().as_ref() == digest)
+            .cloned()
     }
 
     async fn fetch(&self, image: &Loaded) -> Result<()> {
@@ -108,7 +115,10 @@ impl Images for Part {
 
     fn missing_blobs(&self, image: &Loaded) -> usize {
         let node = self.sim.lock();
-        image.blobs().filter(|blob| !node.blobs.contains(blob.digest().as_ref())).count()
+        image
+            .blobs()
+            .filter(|blob| !node.blobs.contains(blob.digest().as_ref()))
+            .count()
     }
 
     async fn builtin(&self) -> Result<String> {
@@ -154,7 +164,10 @@ impl Images for Part {
             let by_name = node.registry.get(&name).cloned();
             by_name.or_else(|| {
                 let digest = name.split_once('@')?.1;
-                node.registry.values().find(|i| i.descriptor.digest().as_ref() == digest).cloned()
+                node.registry
+                    .values()
+                    .find(|i| i.descriptor.digest().as_ref() == digest)
+                    .cloned()
             })
         };
         let image = known.ok_or(Failure::Content(content::Error::NotFound(name)))?;
@@ -169,7 +182,10 @@ impl Images for Part {
     }
 
     fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
-        Ok(chain_ids.iter().map(|chain| Path::new(ROOT).join("layers").join(chain)).collect())
+        Ok(chain_ids
+            .iter()
+            .map(|chain| Path::new(ROOT).join("layers").join(chain))
+            .collect())
     }
 
     async fn user(&self, _: &str, _: &[String], _: UserRequest) -> Result<ResolvedUser> {

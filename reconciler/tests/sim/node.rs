@@ -117,7 +117,12 @@ pub struct Shim {
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A process ends with this code (or by this signal).
-    Exit { pid: i32, ticks: u64, code: i32, signal: i32 },
+    Exit {
+        pid: i32,
+        ticks: u64,
+        code: i32,
+        signal: i32,
+    },
     /// The grace of a process is over.
     Kill { sandbox: String, id: String },
 }
@@ -371,7 +376,10 @@ impl Node {
         self.check(who)?;
         self.steps += 1;
         let number = self.steps;
-        self.trace.push(format!("{number} {:.1}s {who:?} {name}", self.now() as f64 / SECOND as f64));
+        self.trace.push(format!(
+            "{number} {:.1}s {who:?} {name}",
+            self.now() as f64 / SECOND as f64
+        ));
         let mut strike = self.cut.filter(|cut| cut.step == number);
         if strike.is_none() && self.rng.chance(self.unrest.crash) {
             strike = Some(self.chosen_cut(number));
@@ -499,7 +507,11 @@ impl Node {
             return;
         };
         let life = shim.life;
-        let id = if proc.id == proc.sandbox { shim::PAUSE } else { proc.id.as_str() };
+        let id = if proc.id == proc.sandbox {
+            shim::PAUSE
+        } else {
+            proc.id.as_str()
+        };
         let Some(task) = shim.tasks.get(id).filter(|task| task.pid == pid).cloned() else {
             return;
         };
@@ -524,7 +536,10 @@ impl Node {
         let who = Who::Shim(sandbox.to_owned(), life);
         self.kill_cgroup(&task.cgroup);
         let record = task.record.clone();
-        if self.step(&who, "shim: end written", |node| node.write_end(&record, end)).is_err() {
+        if self
+            .step(&who, "shim: end written", |node| node.write_end(&record, end))
+            .is_err()
+        {
             return;
         }
         if let Some(dir) = task.record.parent() {
@@ -545,13 +560,20 @@ impl Node {
     /// Ends everything in a cgroup and below it.
     pub fn kill_cgroup(&mut self, path: &str) {
         let inside = |proc: &Proc| proc.cgroup == path || proc.cgroup.starts_with(&format!("{path}/"));
-        let pids: Vec<i32> = self.procs.iter().filter(|(_, p)| inside(p)).map(|(pid, _)| *pid).collect();
+        let pids: Vec<i32> = self
+            .procs
+            .iter()
+            .filter(|(_, p)| inside(p))
+            .map(|(pid, _)| *pid)
+            .collect();
         pids.into_iter().for_each(|pid| self.end(pid, 137, 9));
     }
 
     /// Sends a stop signal.
     pub fn signal(&mut self, pid: i32, signal: i32) {
-        let Some(proc) = self.procs.get(&pid).cloned() else { return };
+        let Some(proc) = self.procs.get(&pid).cloned() else {
+            return;
+        };
         match (proc.program, signal) {
             (_, libc::SIGKILL) => self.end(pid, 137, 9),
             (Program::Stubborn, _) => {}
@@ -581,7 +603,10 @@ impl Node {
 
     /// The program of a bundle; an error as the shim words it.
     pub fn program(&self, bundle: &Path) -> Result<(Program, String, PathBuf), String> {
-        let text = self.fs.read(&bundle.join("config.json")).ok_or("config.json is not there")?;
+        let text = self
+            .fs
+            .read(&bundle.join("config.json"))
+            .ok_or("config.json is not there")?;
         let spec: Value = serde_json::from_slice(text).map_err(|e| format!("config.json: {e}"))?;
         let args: Vec<String> = serde_json::from_value(spec["process"]["args"].clone()).map_err(|e| e.to_string())?;
         let cgroup = spec["linux"]["cgroupsPath"].as_str().ok_or("no cgroupsPath")?;
@@ -619,10 +644,14 @@ impl Node {
 
     /// Not flushed.
     pub fn write_record(&mut self, path: &Path, record: &RunRecord) -> bool {
-        let start = record.start.as_ref().map(
-            |s| json!({ "pid": s.pid, "ticks": s.start_ticks, "boot": s.boot_id, "at": s.started_at }),
-        );
-        let stop = record.stop.as_ref().map(|s| json!({ "signal": s.signal, "deadline": s.deadline }));
+        let start = record
+            .start
+            .as_ref()
+            .map(|s| json!({ "pid": s.pid, "ticks": s.start_ticks, "boot": s.boot_id, "at": s.started_at }));
+        let stop = record
+            .stop
+            .as_ref()
+            .map(|s| json!({ "signal": s.signal, "deadline": s.deadline }));
         let end = record.end.as_ref().map(|e| {
             json!({ "code": e.code, "signal": e.signal, "at": e.finished_at, "reason": e.reason, "message": e.message })
         });

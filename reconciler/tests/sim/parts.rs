@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use reconciler::error::{Error, Result};
 use reconciler::world::linux::clock::Clock;
+use reconciler::world::linux::mounts::UserFiles;
 use reconciler::world::linux::netns::{Kind, Pin, Pins};
 use reconciler::world::linux::network::attachment::{Cni, Kind as By};
 use reconciler::world::linux::network::{self, Attachment, Cidr, Drift, Ready, State, Want};
@@ -151,7 +152,10 @@ impl Files for Part {
     fn list(&self, dir: &Path) -> Result<Vec<Entry>> {
         self.look()?;
         let children = self.sim.lock().fs.children(dir);
-        Ok(children.into_iter().map(|(name, is_dir)| Entry { name, is_dir }).collect())
+        Ok(children
+            .into_iter()
+            .map(|(name, is_dir)| Entry { name, is_dir })
+            .collect())
     }
 
     fn remove_dir(&self, path: &Path) -> Result<()> {
@@ -193,7 +197,8 @@ impl Files for Part {
         self.step("files: buried", |node| {
             node.fs.make_dir(&Path::new(ROOT).join("trash"));
             let name = node.rng.next();
-            node.fs.rename(path, &Path::new(ROOT).join("trash").join(name.to_string()));
+            node.fs
+                .rename(path, &Path::new(ROOT).join("trash").join(name.to_string()));
         })?;
         self.trash.notify_one();
         Ok(())
@@ -203,7 +208,9 @@ impl Files for Part {
         let trash = Path::new(ROOT).join("trash");
         let trees = Files::list(self, &trash)?;
         for tree in &trees {
-            self.step("trash: tree deleted", |node| node.fs.remove_tree(&trash.join(&tree.name)))?;
+            self.step("trash: tree deleted", |node| {
+                node.fs.remove_tree(&trash.join(&tree.name))
+            })?;
         }
         Ok(trees.len())
     }
@@ -237,7 +244,8 @@ impl Mounts for Part {
     fn unmount_only(&self, path: &Path) -> Result<()> {
         self.step("mounts: unmounted", |node| {
             if node.procs.values().any(|proc| proc.rootfs.as_deref() == Some(path)) {
-                node.problems.push(format!("8: {} unmounted under a live process", path.display()));
+                node.problems
+                    .push(format!("8: {} unmounted under a live process", path.display()));
             }
             node.mounts.remove(path);
         })
@@ -275,8 +283,8 @@ impl Mounts for Part {
         Ok(())
     }
 
-    async fn can_map(&self) -> bool {
-        false
+    async fn user_files(&self) -> UserFiles {
+        UserFiles::None
     }
 }
 
@@ -288,14 +296,18 @@ impl Part {
         if !Files::exists(self, path) {
             return Err(Error::io("mount on", path)(io::ErrorKind::NotFound.into()));
         }
-        self.step("mounts: mounted", |node| node.mounts.insert(path.to_owned())).map(drop)
+        self.step("mounts: mounted", |node| node.mounts.insert(path.to_owned()))
+            .map(drop)
     }
 }
 
 /// The pins that a set has.
 fn pins(want: &Pins) -> Vec<PathBuf> {
     let user = want.user.as_ref().map(|user| user.path.clone());
-    [want.net.clone(), want.ipc.clone(), want.uts.clone(), user].into_iter().flatten().collect()
+    [want.net.clone(), want.ipc.clone(), want.uts.clone(), user]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[async_trait]
@@ -305,7 +317,10 @@ impl Netns for Part {
         let node = self.sim.lock();
         let names = node.pins.keys().filter_map(|pin| pin.file_name()?.to_str());
         let prefix = format!("rc-{}-", &ROOT_ID[..8]);
-        Ok(names.filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
+        Ok(names
+            .filter_map(|name| name.strip_prefix(&prefix))
+            .map(str::to_owned)
+            .collect())
     }
 
     fn observe(&self, pin: &Path) -> Result<Pin> {
@@ -350,10 +365,16 @@ impl Netns for Part {
                 return;
             };
             if node.procs.values().any(|proc| proc.sandbox == uid) {
-                node.problems.push(format!("8: namespace of {uid} unpinned under live processes"));
+                node.problems
+                    .push(format!("8: namespace of {uid} unpinned under live processes"));
             }
-            if node.fs.exists(&Path::new(ROOT).join("pods").join(uid).join("attachment.json")) {
-                node.problems.push(format!("8: namespace of {uid} unpinned before its network was taken back"));
+            if node
+                .fs
+                .exists(&Path::new(ROOT).join("pods").join(uid).join("attachment.json"))
+            {
+                node.problems.push(format!(
+                    "8: namespace of {uid} unpinned before its network was taken back"
+                ));
             }
             node.links.remove(uid);
         })
@@ -392,10 +413,19 @@ impl Cgroups for Part {
             let own = format!("{path}/");
             let below: Vec<_> = {
                 let node = self.sim.lock();
-                if node.procs.values().any(|p| p.cgroup == path || p.cgroup.starts_with(&own)) {
-                    return Err(Error::io("remove cgroup", path)(io::Error::from_raw_os_error(libc::EBUSY)));
+                if node
+                    .procs
+                    .values()
+                    .any(|p| p.cgroup == path || p.cgroup.starts_with(&own))
+                {
+                    return Err(Error::io("remove cgroup", path)(io::Error::from_raw_os_error(
+                        libc::EBUSY,
+                    )));
                 }
-                let all = node.cgroups.iter().filter(|(h, p)| *h == hierarchy && (p == path || p.starts_with(&own)));
+                let all = node
+                    .cgroups
+                    .iter()
+                    .filter(|(h, p)| *h == hierarchy && (p == path || p.starts_with(&own)));
                 all.cloned().collect()
             };
             if !below.is_empty() {
@@ -416,7 +446,9 @@ impl Cgroups for Part {
             (there, node.cgroups.iter().any(|(_, p)| p.starts_with(&own)))
         };
         if there && !used {
-            let _ = self.step("cgroups: parent removed", |node| node.cgroups.retain(|(_, p)| p != path));
+            let _ = self.step("cgroups: parent removed", |node| {
+                node.cgroups.retain(|(_, p)| p != path)
+            });
         }
     }
 
@@ -424,7 +456,9 @@ impl Cgroups for Part {
         let node = self.sim.lock();
         let own = format!("{parent}/");
         let names = node.cgroups.iter().filter_map(|(_, p)| p.strip_prefix(&own));
-        let mut names: Vec<String> = names.map(|rest| rest.split('/').next().unwrap_or(rest).to_owned()).collect();
+        let mut names: Vec<String> = names
+            .map(|rest| rest.split('/').next().unwrap_or(rest).to_owned())
+            .collect();
         names.sort();
         names.dedup();
         names
@@ -432,7 +466,10 @@ impl Cgroups for Part {
 
     fn get(&self, _: &str, path: &str, file: &str) -> io::Result<String> {
         let node = self.sim.lock();
-        node.limits.get(&(path.to_owned(), file.to_owned())).cloned().ok_or(io::ErrorKind::NotFound.into())
+        node.limits
+            .get(&(path.to_owned(), file.to_owned()))
+            .cloned()
+            .ok_or(io::ErrorKind::NotFound.into())
     }
 
     fn set(&self, _: &str, path: &str, file: &str, value: &str) -> io::Result<()> {
@@ -476,7 +513,9 @@ impl Part {
         let text = serde_json::to_vec(attachment).expect("an attachment is JSON");
         let path = dir.join("attachment.json");
         let temp = dir.join(".attachment.json.new");
-        self.net_step("network: attachment's temporary written", |node| node.fs.write(&temp, &text))?;
+        self.net_step("network: attachment's temporary written", |node| {
+            node.fs.write(&temp, &text)
+        })?;
         self.net_step("network: attachment renamed and synced", |node| {
             node.fs.sync(&temp);
             node.fs.rename(&temp, &path);
@@ -554,12 +593,16 @@ impl Network for Part {
         self.write_attachment(&want.dir, &attachment)?;
         self.cni("ADD")?;
         let ip = self.net_step("network: ADD takes an address", |node| {
-            let ip = (1..=254).find(|ip| !node.leases.values().any(|taken| taken == ip)).unwrap_or(255);
+            let ip = (1..=254)
+                .find(|ip| !node.leases.values().any(|taken| taken == ip))
+                .unwrap_or(255);
             node.leases.insert(want.uid.clone(), ip);
             ip
         })?;
         self.pause().await;
-        self.net_step("network: ADD makes the link", |node| node.links.insert(want.uid.clone()))?;
+        self.net_step("network: ADD makes the link", |node| {
+            node.links.insert(want.uid.clone())
+        })?;
         attachment.complete = true;
         attachment.addresses = vec![Cidr::new([10, 0, 0, ip].into(), 24).expect("a prefix of IPv4")];
         self.write_attachment(&want.dir, &attachment)?;
@@ -585,7 +628,8 @@ impl Network for Part {
         let containers = |node: &Node| node.procs.values().any(|p| p.sandbox == uid && p.id != uid);
         if containers(&self.sim.lock()) {
             let mut node = self.sim.lock();
-            node.problems.push(format!("8: network of {uid} taken back under live containers"));
+            node.problems
+                .push(format!("8: network of {uid} taken back under live containers"));
         }
         if self.attachment(dir).unwrap_or_default().is_some() {
             self.delete(uid).await?;
@@ -604,10 +648,12 @@ impl Network for Part {
         let Some(text) = node.fs.read(&path) else {
             return Ok(None);
         };
-        serde_json::from_slice(text).map(Some).map_err(|e| network::Error::Attachment {
-            path,
-            why: e.to_string(),
-        })
+        serde_json::from_slice(text)
+            .map(Some)
+            .map_err(|e| network::Error::Attachment {
+                path,
+                why: e.to_string(),
+            })
     }
 
     fn forget(&self, dir: &Path) -> network::Result<()> {
@@ -683,19 +729,30 @@ pub fn census(node: &Node) -> BTreeMap<String, String> {
     let fixed = [ROOT, STATE, "/sim", "/"];
     for path in node.fs.all() {
         let text = path.display().to_string();
-        let kept = [format!("{ROOT}/pods"), format!("{STATE}/pods"), format!("{ROOT}/images"), format!("{ROOT}/trash")];
+        let kept = [
+            format!("{ROOT}/pods"),
+            format!("{STATE}/pods"),
+            format!("{ROOT}/images"),
+            format!("{ROOT}/trash"),
+        ];
         let empty_parent = kept.contains(&text) || text == format!("{ROOT}/declared");
         let image = text.starts_with(&format!("{ROOT}/images/")) || text.starts_with(super::node::LOGS);
         if !fixed.contains(&text.as_str()) && !empty_parent && !image {
             put("path", text);
         }
     }
-    node.mounts.iter().for_each(|m| drop(put("mount", m.display().to_string())));
+    node.mounts
+        .iter()
+        .for_each(|m| drop(put("mount", m.display().to_string())));
     node.pins.keys().for_each(|p| drop(put("pin", p.display().to_string())));
-    node.cgroups.iter().for_each(|(h, p)| drop(put("cgroup", format!("{h}:{p}"))));
+    node.cgroups
+        .iter()
+        .for_each(|(h, p)| drop(put("cgroup", format!("{h}:{p}"))));
     node.links.iter().for_each(|l| drop(put("link", l.clone())));
     node.leases.keys().for_each(|l| drop(put("lease", l.clone())));
-    node.procs.iter().for_each(|(pid, p)| drop(put("process", format!("{pid} {}", p.id))));
+    node.procs
+        .iter()
+        .for_each(|(pid, p)| drop(put("process", format!("{pid} {}", p.id))));
     let shims = node.shims.iter().filter(|(_, shim)| shim.alive);
     shims.for_each(|(s, _)| drop(put("shim", s.clone())));
     found

@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use reconciler::error::{Class, Error, Result};
 use reconciler::world::linux::shims::fault;
 use reconciler::world::{Shim, Shims};
-use shim::api::{ExecOutput, ExecRequest, PauseRequest, PidNamespace, Process, RunRequest, Started, StateResponse, StopRequest};
+use shim::api::{
+    ExecOutput, ExecRequest, PauseRequest, PidNamespace, Process, RunRequest, Started, StateResponse, StopRequest,
+};
 use shim::record::{End, RunRecord, Start, Stop};
 use shim::{Code, PAUSE};
 use tokio::sync::mpsc;
@@ -72,7 +74,11 @@ impl Shims for Part {
         };
         if let Some(id) = shim.tasks.keys().next() {
             let message = format!("{id} lives");
-            return Err(fault("end shim", sandbox)(refused("Shutdown", Code::FailedPrecondition, message)));
+            return Err(fault("end shim", sandbox)(refused(
+                "Shutdown",
+                Code::FailedPrecondition,
+                message,
+            )));
         }
         self.step("shims: shut down", |node| {
             node.shims.remove(sandbox);
@@ -103,7 +109,12 @@ fn dir(sandbox: &str) -> PathBuf {
 /// A new shim takes over what the last one left.
 fn adopt(sim: &Sim, sandbox: &str, life: u64) {
     let who = Who::Shim(sandbox.to_owned(), life);
-    let tasks = sim.lock().shims.get(sandbox).map(|shim| shim.tasks.clone()).unwrap_or_default();
+    let tasks = sim
+        .lock()
+        .shims
+        .get(sandbox)
+        .map(|shim| shim.tasks.clone())
+        .unwrap_or_default();
     for (id, task) in tasks {
         let mut node = sim.lock();
         if node.check(&who).is_err() {
@@ -118,7 +129,10 @@ fn adopt(sim: &Sim, sandbox: &str, life: u64) {
                 node.ended(sandbox, life, &id, &task, end);
             }
             (None, Some(start)) => {
-                let alive = node.procs.get(&(start.pid as i32)).is_some_and(|p| p.ticks == start.start_ticks);
+                let alive = node
+                    .procs
+                    .get(&(start.pid as i32))
+                    .is_some_and(|p| p.ticks == start.start_ticks);
                 if !alive || start.boot_id != node.boot_id() {
                     node.ended(sandbox, life, &id, &task, End::lost(now));
                 } else if node.procs.get(&task.pid).is_some_and(|proc| !proc.begun()) {
@@ -177,7 +191,12 @@ impl Connection {
         both.map_err(|_| shim::Error::Disconnected { method })
     }
 
-    fn step<T>(&self, method: &'static str, name: &'static str, change: impl FnOnce(&mut Node) -> T) -> shim::Result<T> {
+    fn step<T>(
+        &self,
+        method: &'static str,
+        name: &'static str,
+        change: impl FnOnce(&mut Node) -> T,
+    ) -> shim::Result<T> {
         self.part.sim.step(&self.who(), name, change).map_err(|why| match why {
             super::node::Stopped::Dead => shim::Error::Disconnected { method },
             super::node::Stopped::Failed(errno) => refused(method, Code::Internal, format!("errno {errno}")),
@@ -219,7 +238,9 @@ impl Connection {
                 start: Some(start),
                 ..RunRecord::default()
             };
-            let written = self.step(method, "shim: start written", |node| node.write_record(&job.record, &record))?;
+            let written = self.step(method, "shim: start written", |node| {
+                node.write_record(&job.record, &record)
+            })?;
             if !written {
                 return Err(refused(method, Code::StartFailed, "the run record cannot be written"));
             }
@@ -261,7 +282,11 @@ impl Connection {
             rootfs: None,
             first: true,
         });
-        if let Some(task) = node.shims.get_mut(&self.sandbox).and_then(|shim| shim.tasks.get_mut(&job.id)) {
+        if let Some(task) = node
+            .shims
+            .get_mut(&self.sandbox)
+            .and_then(|shim| shim.tasks.get_mut(&job.id))
+        {
             task.pid = pid;
         }
         (pid, ticks)
@@ -279,7 +304,8 @@ impl Connection {
                 node.problems.push(why);
             }
             if !job.rootfs.as_ref().is_some_and(|root| node.mounts.contains(root)) {
-                node.problems.push(format!("8: container {} began without its root file system", job.id));
+                node.problems
+                    .push(format!("8: container {} began without its root file system", job.id));
             }
         }
         if let Program::Exit(code, ms) | Program::Fork(code, ms) = job.program {
@@ -302,7 +328,11 @@ impl Shim for Connection {
     async fn state(&self) -> shim::Result<StateResponse> {
         self.call("State").await?;
         let node = self.part.sim.lock();
-        let tasks = node.shims.get(&self.sandbox).map(|shim| shim.tasks.clone()).unwrap_or_default();
+        let tasks = node
+            .shims
+            .get(&self.sandbox)
+            .map(|shim| shim.tasks.clone())
+            .unwrap_or_default();
         let process = |(id, task): (String, Task)| Process {
             id,
             pid: task.pid as u32,
@@ -341,7 +371,11 @@ impl Shim for Connection {
             let late = request.start_by != 0 && request.start_by < node.now();
             (node.program(Path::new(&request.bundle)), late)
         };
-        let program = if late { Err("not started before the caller's deadline".to_owned()) } else { program };
+        let program = if late {
+            Err("not started before the caller's deadline".to_owned())
+        } else {
+            program
+        };
         let (program, cgroup, rootfs) = match program {
             Ok(program) => program,
             Err(why) => {
@@ -371,7 +405,11 @@ impl Shim for Connection {
         self.call("Stop").await?;
         let (task, now) = {
             let node = self.part.sim.lock();
-            let task = node.shims.get(&self.sandbox).and_then(|shim| shim.tasks.get(&request.id)).cloned();
+            let task = node
+                .shims
+                .get(&self.sandbox)
+                .and_then(|shim| shim.tasks.get(&request.id))
+                .cloned();
             (task, node.now())
         };
         let task = task.ok_or_else(|| refused("Stop", Code::NotFound, "no such process"))?;
@@ -388,23 +426,36 @@ impl Shim for Connection {
             (first, deadline)
         })?;
         if first {
-            self.step("Stop", "shim: signal sent", |node| node.signal(task.pid, request.signal))?;
+            self.step("Stop", "shim: signal sent", |node| {
+                node.signal(task.pid, request.signal)
+            })?;
         }
-        self.step("Stop", "shim: deadline set", |node| node.deadline(&self.sandbox, &request.id, deadline))
+        self.step("Stop", "shim: deadline set", |node| {
+            node.deadline(&self.sandbox, &request.id, deadline)
+        })
     }
 
     async fn delete(&self, id: &str) -> shim::Result<()> {
         self.call("Delete").await?;
         let task = {
             let node = self.part.sim.lock();
-            node.shims.get(&self.sandbox).and_then(|shim| shim.tasks.get(id)).cloned()
+            node.shims
+                .get(&self.sandbox)
+                .and_then(|shim| shim.tasks.get(id))
+                .cloned()
         };
         let Some(task) = task else { return Ok(()) };
         self.step("Delete", "shim: killed", |node| {
             node.kill_cgroup(&task.cgroup);
             node.end(task.pid, 137, 9);
         })?;
-        let left = self.part.sim.lock().shims.get(&self.sandbox).is_some_and(|shim| shim.tasks.contains_key(id));
+        let left = self
+            .part
+            .sim
+            .lock()
+            .shims
+            .get(&self.sandbox)
+            .is_some_and(|shim| shim.tasks.contains_key(id));
         if left {
             return Err(shim::Error::Disconnected { method: "Delete" });
         }
@@ -414,8 +465,13 @@ impl Shim for Connection {
     async fn reopen_log(&self, id: &str, _: &str) -> shim::Result<()> {
         self.call("ReopenLog").await?;
         let node = self.part.sim.lock();
-        let known = node.shims.get(&self.sandbox).is_some_and(|shim| shim.tasks.contains_key(id));
-        known.then_some(()).ok_or_else(|| refused("ReopenLog", Code::NotFound, "no such process"))
+        let known = node
+            .shims
+            .get(&self.sandbox)
+            .is_some_and(|shim| shim.tasks.contains_key(id));
+        known
+            .then_some(())
+            .ok_or_else(|| refused("ReopenLog", Code::NotFound, "no such process"))
     }
 
     async fn exec(&self, _: ExecRequest) -> shim::Result<ExecOutput> {
@@ -439,14 +495,21 @@ impl Shim for Connection {
 impl Connection {
     fn is_new(&self, method: &'static str, id: &str, record: &Path, once: bool) -> shim::Result<()> {
         let node = self.part.sim.lock();
-        let known = node.shims.get(&self.sandbox).is_some_and(|shim| shim.tasks.contains_key(id));
+        let known = node
+            .shims
+            .get(&self.sandbox)
+            .is_some_and(|shim| shim.tasks.contains_key(id));
         let run = node.run_record(record).unwrap_or_default();
         let begun = run.end.is_some() || (once && run.start.is_some());
         if node.mutation == Some("starts twice") {
             return Ok(());
         }
         if known || begun {
-            return Err(refused(method, Code::FailedPrecondition, format!("{id} was started before")));
+            return Err(refused(
+                method,
+                Code::FailedPrecondition,
+                format!("{id} was started before"),
+            ));
         }
         Ok(())
     }
