@@ -137,6 +137,29 @@ fn the_common_cgroup_goes_though_the_daemon_died_before_it() {
     well("sandbox", "cgroups: directory removed", true, Blow::Daemon);
 }
 
+/// A start was written, the daemon died before it began, and the next call was a stop: it waited for an end that never
+/// came.
+#[test]
+fn a_container_that_is_stopped_before_it_began_has_ended() {
+    for name in ["life", "stop with grace"] {
+        well(name, "files: temporary written", true, Blow::Daemon);
+        let (ops, begun) = step_of(name, "shim: program begins");
+        for step in begun.saturating_sub(12)..begun {
+            let case = case(
+                name,
+                ops.clone(),
+                Some(Cut {
+                    step,
+                    after: true,
+                    blow: Blow::Daemon,
+                }),
+            );
+            let outcome = play(&case);
+            assert!(outcome.problems.is_empty(), "{}", outcome.report(&case));
+        }
+    }
+}
+
 /// What the checks are worth: each of these breaks one promise, and is seen.
 #[test]
 fn a_broken_promise_is_seen() {

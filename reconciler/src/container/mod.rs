@@ -142,6 +142,10 @@ impl Staged for ContainerKind {
             height.keep = RUNGS.len();
             return height;
         }
+        if object.spec.goal == ContainerGoal::Stopped && !facts.started() {
+            height.ended = Some(Why::new("StartError", "stopped before it began"));
+            return height;
+        }
         let wanted = object.spec.goal == ContainerGoal::Running && facts.allowed();
         if wanted && !facts.started() {
             if object.spec.start_by.is_some_and(|by| by < facts.boottime) {

@@ -30,13 +30,9 @@ impl Stage<SandboxKind> for Pause {
     }
 
     fn diff(object: &PodSandbox, have: &Have) -> Step {
-        let run = have.run.as_ref();
-        let started = run.is_some_and(|run| run.start.is_some());
-        let ended = run.is_some_and(|run| run.end.is_some());
+        let started = have.run.as_ref().is_some_and(|run| run.start.is_some());
         match (have.pid, started) {
             (Some(_), _) => Step::Keep,
-            // Its shim died before it began, and the next one wrote that down.
-            (None, false) if ended => Step::Remake(Why::new("NotBegun", "its start was cut short")),
             (None, false) => Step::Make(Why::new("Absent", "")),
             (None, true) if shares_pid(&object.spec) => Step::Lost(Why::risky(
                 "PauseLost",

@@ -70,6 +70,10 @@ pub type Exits = BTreeMap<String, (i32, i64, String)>;
 pub fn always(cx: &Context, exits: &mut Exits, problems: &mut Vec<String>) {
     for c in cx.store.list::<ContainerKind>() {
         future(&*c, c.status.observed_generation, problems);
+        if c.meta.deleted() {
+            // Nobody is told of it any more.
+            continue;
+        }
         if c.status.phase != ContainerPhase::Exited {
             if exits.contains_key(c.uid()) && c.status.phase != ContainerPhase::Unknown {
                 problems.push(format!("7: {} had ended and is {:?}", c.uid(), c.status.phase));

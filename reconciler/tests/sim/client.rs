@@ -37,7 +37,8 @@ pub enum Op {
     Cancelled(Box<Op>, u64),
     /// A declared pod: name, what its program does, restart policy.
     Apply(&'static str, &'static [&'static str], &'static str),
-    AwaitDeclared(&'static str, PodPhase),
+    /// Until it runs, or (`false`) has ended.
+    AwaitDeclared(&'static str, bool),
     DeleteDeclared(&'static str),
     Sleep(u64),
 }
@@ -264,13 +265,18 @@ impl Client {
                 };
                 services.apply(Request::new(request)).await.map(drop)
             }
-            Op::AwaitDeclared(name, phase) => {
+            Op::AwaitDeclared(name, runs) => {
                 let Some(pod) = daemon.store.by_name::<PodKind>(&format!("sim/{name}")) else {
                     return Err(Status::not_found(format!("pod {name}")));
                 };
                 let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1200);
                 let reached = daemon.store.wait::<PodKind, _, _>(pod.uid(), Some(deadline), |now| {
-                    now.is_none_or(|now| now.status.phase == *phase).then_some(())
+                    now.is_none_or(|now| match now.status.phase {
+                        PodPhase::Running => *runs,
+                        PodPhase::Succeeded | PodPhase::Failed => !runs,
+                        _ => false,
+                    })
+                    .then_some(())
                 });
                 reached.await.map_err(|e| Status::deadline_exceeded(e.to_string()))
             }

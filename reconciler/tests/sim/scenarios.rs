@@ -1,7 +1,5 @@
 //! What clients do with a node.
 
-use state::pod::PodPhase;
-
 use super::client::{APP, Op};
 
 const POD: &str = "web";
@@ -99,9 +97,9 @@ pub fn all() -> Vec<(&'static str, Vec<Op>)> {
             "declared",
             vec![
                 Op::Apply("app", &["run"], "Always"),
-                Op::AwaitDeclared("app", PodPhase::Running),
+                Op::AwaitDeclared("app", true),
                 Op::Apply("app", &["exit", "0", "50"], "Never"),
-                Op::AwaitDeclared("app", PodPhase::Succeeded),
+                Op::AwaitDeclared("app", false),
                 Op::DeleteDeclared("app"),
             ],
         ),
