@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::PoisonError;
 
 use state::Container;
@@ -38,6 +39,11 @@ pub fn hold(cx: &Context, object: &Container) {
     };
     let files = ["stdout", "stderr"].into_iter().filter_map(open).collect();
     held.insert(object.uid().to_owned(), files);
+}
+
+pub fn make_log_dir(dir: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+    made.map_err(Error::io("make log directory", dir))
 }
 
 /// Lets the output of an ended container go.
@@ -77,9 +83,7 @@ impl Stage<ContainerKind> for Io {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         if let Some(log) = log::path(&sandbox, object) {
-            let dir = log.parent().unwrap_or(&log);
-            let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
-            made.map_err(Error::io("make log directory", dir))?;
+            make_log_dir(log.parent().unwrap_or(&log))?;
         }
         make_dir(&cx.world.paths.fifos(&object.spec.sandbox, object.uid()))
     }

@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 
 use state::Container;
 use state::container::{ContainerKind, Resources};
 
 use super::cgroup_path;
-use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::engine::{Context, live};
 use crate::error::{Error, Result};
 use crate::sandbox;
 use crate::world::linux::cgroup::Cgroups;
@@ -116,9 +117,13 @@ fn weight(shares: i64) -> u64 {
     }
 }
 
-/// Which limits do not hold.
+/// Which limits do not hold, and how the processes are kept from them.
 pub struct Have {
     differing: Vec<Limit>,
+    /// Nobody of ours freezes what runs.
+    frozen: bool,
+    /// Cgroup directories in which the first process is not.
+    astray: Vec<PathBuf>,
 }
 
 impl Stage<ContainerKind> for Limits {
@@ -130,10 +135,27 @@ impl Stage<ContainerKind> for Limits {
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
         let mut differing = wanted(&object.spec.resources, cgroups.v2);
         differing.retain(|limit| !holds(cgroups, &path, limit));
-        Ok(Have { differing })
+        let astray = match pid(cx, object)? {
+            Some(pid) => cgroups.astray(&path, pid),
+            None => Vec::new(),
+        };
+        Ok(Have {
+            differing,
+            frozen: cgroups.frozen(&path),
+            astray,
+        })
     }
 
     fn diff(_: &Container, have: &Have) -> Step {
+        if have.frozen {
+            return Step::Change(Why::new("Frozen", "its cgroup is frozen and it is to run"));
+        }
+        if let Some(dir) = have.astray.first() {
+            return Step::Change(Why::risky(
+                "Astray",
+                format!("its first process is not in {}", dir.display()),
+            ));
+        }
         match have.differing.first() {
             None => Step::Keep,
             Some(limit) => Step::Change(Why::new(
@@ -149,7 +171,22 @@ impl Stage<ContainerKind> for Limits {
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
-        let differing = Self::observe(cx, object).await?.differing;
+        let Have {
+            differing,
+            frozen,
+            astray,
+        } = Self::observe(cx, object).await?;
+        if frozen {
+            cx.world.cgroups.thaw(&path)?;
+        }
+        // Asked again: only the very process of the run record is moved.
+        if let (Some(pid), false) = (pid(cx, object)?, astray.is_empty()) {
+            tracing::warn!(pid, "moving the container's process back into its cgroup");
+            for dir in astray {
+                let file = dir.join("cgroup.procs");
+                fs::write(&file, pid.to_string()).map_err(Error::io("move process into", file))?;
+            }
+        }
         // Memory alone and memory with swap bound each other: what is refused in one order is taken in the other.
         let failed: Vec<Limit> = differing
             .into_iter()
@@ -165,6 +202,12 @@ impl Stage<ContainerKind> for Limits {
     async fn undo(_: &Context, _: &Container) -> Result<Undone> {
         Ok(Undone::Done)
     }
+}
+
+/// The first process, while it lives.
+fn pid(cx: &Context, object: &Container) -> Result<Option<i32>> {
+    let run = super::run_record(&cx.world.paths, object)?;
+    Ok(run.and_then(|run| live::pid(&run, &cx.world.clock.boot_id)))
 }
 
 fn file(cgroups: &Cgroups, path: &str, limit: &Limit) -> io::Result<std::path::PathBuf> {

@@ -13,10 +13,12 @@ use state::pod::PodKind;
 use state::sandbox::SandboxKind;
 
 use crate::engine::Context;
+use crate::engine::live;
 use crate::engine::plan::{Action, Planned};
-use crate::engine::record::remove_empty_tree;
+use crate::engine::record::{COPY, remove_empty_tree};
 use crate::engine::stage::Risk;
 use crate::error::Result;
+use crate::world::Paths;
 use crate::world::linux::mounts::MountTable;
 use crate::world::linux::{files, images, netns};
 
@@ -31,15 +33,28 @@ pub enum Orphan {
     Cgroup(String),
     /// `images/<uid>` or `declared/<uid>`.
     Directory(String),
+    /// A mount on what was thrown away.
+    Mount(PathBuf),
+    /// The record of a container whose sandbox has none: sandbox, container.
+    Record(String, String),
+}
+
+/// What is to be done about an orphan, with its proof.
+pub struct Judged {
+    pub risk: Risk,
+    pub reason: &'static str,
+    pub message: String,
 }
 
 impl Orphan {
-    pub fn plan(&self) -> Planned {
+    pub fn plan(&self, judged: Judged) -> Planned {
         let (kind, uid, stage) = match self {
             Orphan::Sandbox(uid) => ("PodSandbox", uid.clone(), "all"),
             Orphan::Container(_, uid) => ("Container", uid.clone(), "all"),
+            Orphan::Record(_, uid) => ("Container", uid.clone(), "record"),
             Orphan::Cgroup(path) => ("Cgroup", path.clone(), "cgroup"),
             Orphan::Directory(path) => ("Directory", path.clone(), "record"),
+            Orphan::Mount(path) => ("Mount", path.display().to_string(), "mount"),
         };
         Planned {
             kind: kind.to_owned(),
@@ -47,11 +62,74 @@ impl Orphan {
             uid,
             stage: stage.to_owned(),
             action: Action::Sweep,
-            reason: "NoRecord".to_owned(),
-            message: "it bears our mark and no record knows it".to_owned(),
-            risk: Risk::A,
+            reason: judged.reason.to_owned(),
+            message: judged.message,
+            risk: judged.risk,
+            undo: Action::Sweep.way_back().to_owned(),
         }
     }
+}
+
+/// Says how dangerous it is to take an orphan down. With a record's copy beside it, what lives may be wanted: its record
+/// was lost. A cgroup with processes that nothing explains holds somebody else's.
+pub async fn judge(cx: &Context, orphan: &Orphan) -> Judged {
+    let paths = &cx.world.paths;
+    let (dir, lives) = match orphan {
+        Orphan::Sandbox(uid) | Orphan::Record(uid, _) => {
+            let mut dirs = vec![paths.pod(uid)];
+            dirs.extend(
+                names(&paths.pod(uid).join("containers"))
+                    .iter()
+                    .map(|c| paths.container(uid, c)),
+            );
+            let lives = dirs.iter().find_map(|dir| pid(cx, dir));
+            (paths.pod(uid), lives)
+        }
+        Orphan::Container(sandbox, uid) => {
+            let dir = paths.container(sandbox, uid);
+            let lives = pid(cx, &dir);
+            (dir, lives)
+        }
+        Orphan::Cgroup(path) => {
+            if let Some(pid) = cx.world.cgroups.processes(path).first() {
+                return Judged {
+                    risk: Risk::C,
+                    reason: "ForeignProcesses",
+                    message: format!("process {pid} is in it and nothing of ours explains that; it is left alone"),
+                };
+            }
+            return Judged::plain(Risk::A);
+        }
+        Orphan::Directory(_) | Orphan::Mount(_) => return Judged::plain(Risk::A),
+    };
+    match lives {
+        None => Judged::plain(Risk::A),
+        Some(pid) if dir.join(COPY).exists() => Judged {
+            risk: Risk::C,
+            reason: "RecordLost",
+            message: format!("process {pid} lives and {COPY} lies beside it, but the database does not know it"),
+        },
+        Some(pid) => Judged {
+            message: format!("process {pid} lives, bears our mark, and no record knows it"),
+            ..Judged::plain(Risk::B)
+        },
+    }
+}
+
+impl Judged {
+    fn plain(risk: Risk) -> Judged {
+        Judged {
+            risk,
+            reason: "NoRecord",
+            message: "it bears our mark and no record knows it".to_owned(),
+        }
+    }
+}
+
+/// The living process of the run record in a directory.
+fn pid(cx: &Context, dir: &Path) -> Option<i32> {
+    let run = shim::record::read(&Paths::run_record(dir)).ok()??;
+    live::pid(&run, &cx.world.clock.boot_id)
 }
 
 /// Lists what has no record.
@@ -87,7 +165,13 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
         .into_iter()
         .filter(|(sandbox, uid)| known(sandbox) && !known(uid));
     found.extend(orphaned.map(|(sandbox, uid)| Orphan::Container(sandbox, uid)));
-    let stray = cgroups.into_iter().filter(|name| !known(name));
+    // What stands in an orphan's cgroups goes with it.
+    let of_orphan = |name: &String| {
+        sandboxes
+            .iter()
+            .any(|s| s == name || paths.pod(s).join("containers").join(name).exists())
+    };
+    let stray = cgroups.into_iter().filter(|name| !known(name) && !of_orphan(name));
     found.extend(stray.map(|name| Orphan::Cgroup(format!("{}/{name}", paths.default_cgroup()))));
     let gone = images
         .into_iter()
@@ -97,7 +181,19 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
         .into_iter()
         .filter(|u| cx.store.get::<PodKind>(u).is_none() && !cx.store.quarantined(u));
     found.extend(gone.map(|uid| Orphan::Directory(format!("declared/{uid}"))));
+    found.extend(trashed_mounts(&paths.root.join("trash")).into_iter().map(Orphan::Mount));
+    let containers = cx.store.list::<ContainerKind>();
+    let lone = containers.iter().filter(|c| !known(&c.spec.sandbox));
+    found.extend(lone.map(|c| Orphan::Record(c.spec.sandbox.clone(), c.uid().to_owned())));
     Ok(found)
+}
+
+/// Mounts below the trash, deepest first: they keep it from being emptied.
+fn trashed_mounts(trash: &Path) -> Vec<PathBuf> {
+    let prefix = [trash.to_owned()];
+    let table = MountTable::read().unwrap_or_default();
+    let below = table.ours(&prefix).filter(|mount| mount.target != trash);
+    below.map(|mount| mount.target.clone()).collect()
 }
 
 /// The children of a directory that look like uids.
@@ -140,6 +236,15 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
             .trash
             .bury(&paths.root.join(path))
             .map_err(crate::world::linux::images::failed("trash")),
+        Orphan::Mount(path) => files::unmount_only(path),
+        Orphan::Record(sandbox, uid) => {
+            // Its things went with those of its sandbox.
+            if paths.pod(sandbox).exists() || paths.pod_state(sandbox).exists() {
+                sweep_sandbox(cx, sandbox).await?;
+            }
+            cx.store.delete::<ContainerKind>(uid).await?;
+            Ok(cx.store.erase::<ContainerKind>(uid).await?)
+        }
     }
 }
 
@@ -152,8 +257,23 @@ fn unmount_below(dirs: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
+/// The cgroup that its sandbox's copy gives as parent, for one that is gone from the database.
+fn parent(dir: &Path) -> Option<String> {
+    let copy: serde_json::Value = serde_json::from_slice(&fs::read(dir.join(COPY)).ok()?).ok()?;
+    let parent = copy.pointer("/spec/cgroupParent")?.as_str()?.trim_end_matches('/');
+    (parent.starts_with('/') && !parent.contains("..")).then(|| parent.to_owned())
+}
+
 async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
     let paths = &cx.world.paths;
+    if let Some(parent) = parent(&paths.pod(uid)) {
+        let mut below = names(&paths.pod(uid).join("containers"));
+        below.push(uid.to_owned());
+        for name in below {
+            cx.world.cgroups.kill(&format!("{parent}/{name}"))?;
+            cx.world.cgroups.remove(&format!("{parent}/{name}"))?;
+        }
+    }
     if let Some(client) = cx.world.shims.find(uid).await {
         if let Ok(state) = client.state().await {
             for process in state.processes {

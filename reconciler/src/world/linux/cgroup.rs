@@ -41,6 +41,19 @@ impl Cgroups {
         Ok(Cgroups { v2: false, mounts })
     }
 
+    /// Controllers that limits need and the node does not have.
+    pub fn lacking(&self) -> Vec<&'static str> {
+        let needed = ["cpu", "cpuset", "memory", "pids"];
+        if self.v2 {
+            let there = fs::read_to_string(Path::new(MOUNT).join("cgroup.controllers")).unwrap_or_default();
+            return needed
+                .into_iter()
+                .filter(|c| !there.split_whitespace().any(|t| t == *c))
+                .collect();
+        }
+        needed.into_iter().filter(|c| !self.mounts.contains_key(*c)).collect()
+    }
+
     /// Every distinct hierarchy's directory for `path`.
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
         let mut dirs: Vec<PathBuf> = self
@@ -130,6 +143,48 @@ impl Cgroups {
         pids.sort_unstable();
         pids.dedup();
         pids
+    }
+
+    /// Was this very cgroup frozen (not one above it)?
+    pub fn frozen(&self, path: &str) -> bool {
+        let (controller, file) = if self.v2 {
+            ("", "cgroup.freeze")
+        } else {
+            ("freezer", "freezer.self_freezing")
+        };
+        let text = self.dir(controller, path).map(|dir| fs::read_to_string(dir.join(file)));
+        text.is_some_and(|text| text.is_ok_and(|text| text.trim() == "1"))
+    }
+
+    /// Undoes that.
+    pub fn thaw(&self, path: &str) -> Result<()> {
+        let (controller, file, value) = if self.v2 {
+            ("", "cgroup.freeze", "0")
+        } else {
+            ("freezer", "freezer.state", "THAWED")
+        };
+        let Some(file) = self.dir(controller, path).map(|dir| dir.join(file)) else {
+            return Ok(());
+        };
+        fs::write(&file, value).map_err(Error::io("thaw", file))
+    }
+
+    /// The directories of a cgroup in which (or below which) a process should be and is not. Of v1 those that a
+    /// container's limits need.
+    pub fn astray(&self, path: &str, pid: i32) -> Vec<PathBuf> {
+        let controllers: &[&str] = if self.v2 {
+            &[""]
+        } else {
+            &["cpu", "memory", "pids", "freezer"]
+        };
+        let mut dirs: Vec<PathBuf> = controllers.iter().filter_map(|c| self.dir(c, path)).collect();
+        dirs.dedup();
+        dirs.retain(|dir| {
+            let mut pids = Vec::new();
+            collect_pids(dir, &mut pids, 0);
+            dir.is_dir() && !pids.contains(&pid)
+        });
+        dirs
     }
 
     /// SIGKILLs everything in a cgroup and below it; absent is success.

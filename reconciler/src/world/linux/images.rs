@@ -80,7 +80,7 @@ impl Images {
         &self.store
     }
 
-    pub(super) fn registry(&self) -> &Registry {
+    pub fn registry(&self) -> &Registry {
         &self.registry
     }
 

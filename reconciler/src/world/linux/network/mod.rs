@@ -308,6 +308,24 @@ impl Network {
         self.builtin.sweep().await
     }
 
+    /// Host ports of ours that no pod has asked for, `PORT/PROTOCOL`. Reads only.
+    pub async fn stale(&self) -> Result<Vec<String>> {
+        self.builtin.stale().await
+    }
+
+    /// Takes such rules away.
+    pub async fn mend(&self) -> Result<()> {
+        self.builtin.mend().await
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.config.mode
+    }
+
+    pub fn cni_conf_dir(&self) -> &Path {
+        &self.config.cni_conf_dir
+    }
+
     /// CRI condition `NetworkReady`, from memory.
     pub fn ready(&self) -> Ready {
         let refusal = self.refusal.read().unwrap_or_else(PoisonError::into_inner).clone();

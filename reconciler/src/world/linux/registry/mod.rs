@@ -116,6 +116,11 @@ impl Registry {
         })
     }
 
+    /// Where `hosts.toml` files are looked for.
+    pub fn hosts_roots(&self) -> &[PathBuf] {
+        &self.inner.config.hosts_roots
+    }
+
     fn look_up(&self, reference: &Reference) -> Hosts {
         let host = reference.host();
         let alias = (host == state::reference::DEFAULT_HOST).then_some(DOCKER_ENDPOINT);
