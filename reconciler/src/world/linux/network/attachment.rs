@@ -98,14 +98,13 @@ impl Attachment {
         if text.len() as u64 > MAX_BYTES {
             return Err(fail(format!("longer than {MAX_BYTES} bytes")));
         }
-        let attachment: Attachment = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
-        if attachment.version != 1 {
-            return Err(fail(format!(
-                "format {} is newer than this program",
-                attachment.version
-            )));
-        }
-        Ok(Some(attachment))
+        let value = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
+        parse(value, &path).map(Some)
+    }
+
+    /// From a debt.
+    pub fn of_value(value: Value) -> Result<Attachment> {
+        parse(value, Path::new("(owed)"))
     }
 
     /// Writes it: temporary name, then rename. CNI's is made durable, since plugins keep leases over a reboot; of the
@@ -168,6 +167,18 @@ pub fn boot_id() -> Result<String> {
         .map_err(system("read", path))?
         .trim()
         .to_string())
+}
+
+/// The version first: the rest of a newer one may not be readable at all.
+fn parse(value: Value, path: &Path) -> Result<Attachment> {
+    let path = path.to_owned();
+    match value.get("version").and_then(Value::as_u64) {
+        Some(version) if version > 1 => Err(Error::NewerAttachment { path, version }),
+        _ => serde_json::from_value(value).map_err(|e| Error::Attachment {
+            path,
+            why: e.to_string(),
+        }),
+    }
 }
 
 #[cfg(test)]

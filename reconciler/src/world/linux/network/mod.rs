@@ -257,6 +257,7 @@ impl Network {
             Ok(None) => Ok(State::Absent),
             Ok(Some(have)) if have.kind == Kind::Cni => self.cni.observe(&have).await,
             Ok(Some(have)) => self.builtin.observe(have).await,
+            Err(error @ Error::NewerAttachment { .. }) => Err(error),
             Err(error) => Ok(State::Partial(error.to_string())),
         }
     }
@@ -264,7 +265,11 @@ impl Network {
     /// Takes a sandbox's network away. `netns` is its pin if it still has one; remove that only afterwards, and remove
     /// it then: the pod's link goes with it. Absent is success.
     pub async fn remove(&self, uid: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
-        let have = Attachment::read(dir).unwrap_or_else(|error| {
+        let have = Attachment::read(dir);
+        if let Err(error @ Error::NewerAttachment { .. }) = have {
+            return Err(error);
+        }
+        let have = have.unwrap_or_else(|error| {
             // Only the bridge's is ever cut short (CNI's is made durable first), and the bridge needs none.
             tracing::warn!(uid, %error, "removing a network without its attachment");
             None
