@@ -6,6 +6,7 @@ mod node;
 mod pods;
 mod records;
 mod tool;
+mod upgrade;
 mod world;
 
 use std::path::PathBuf;

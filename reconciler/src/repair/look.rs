@@ -130,6 +130,8 @@ fn shim_pid(cx: &Context, uid: &str) -> Option<i32> {
 /// What /proc tells.
 fn kernel(cx: &Context) -> Vec<Finding> {
     let mut found = Vec::new();
+    let clock = &cx.world.clock;
+    let boot = clock.now_ns() - i64::try_from(clock.boottime_ns()).unwrap_or(0);
     for object in cx.store.list::<ContainerKind>() {
         let Ok(Some(run)) = container::run_record(&cx.world.paths, &object) else {
             continue;
@@ -144,11 +146,12 @@ fn kernel(cx: &Context) -> Vec<Finding> {
             found.push(unkillable(&object, pid));
         }
         if let Some(start) = &run.start {
-            found.extend(jumped(cx, start.started_at, start.start_ticks));
+            found.extend(jumped(boot, start.started_at, start.start_ticks));
         }
     }
     found.extend(holders(cx));
-    found.dedup_by(|a, b| a.id == "clock-jumped" && b.id == "clock-jumped");
+    let mut told = false;
+    found.retain(|f| f.id != "clock-jumped" || !std::mem::replace(&mut told, true));
     found
 }
 
@@ -220,13 +223,12 @@ fn lost(root: &fs::File, path: &Path) -> bool {
     stat.is_ok_and(|stat| !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// The clock that people read against the one that never jumps, since a process began.
-fn jumped(cx: &Context, started_at: i64, ticks: u64) -> Option<Finding> {
-    let clock = &cx.world.clock;
-    let boot = clock.now_ns() - i64::try_from(clock.boottime_ns()).ok()?;
-    let began = boot + i64::try_from(ticks).ok()?.checked_mul(NS_PER_TICK)?;
-    let by = began - started_at;
-    (by.abs() > JUMP).then(|| {
+/// The clock that people read against the one that never jumps, since a process began. `boot` is when the machine
+/// started, by the first, ns.
+fn jumped(boot: i64, started_at: i64, ticks: u64) -> Option<Finding> {
+    let began = boot.checked_add(i64::try_from(ticks).ok()?.checked_mul(NS_PER_TICK)?)?;
+    let by = began.checked_sub(started_at)?;
+    (by.saturating_abs() > JUMP).then(|| {
         let seconds = by / 1_000_000_000;
         let message =
             format!("the clock was set by {seconds:+} s while containers ran: times and ages are not to be trusted");
@@ -273,4 +275,30 @@ fn pids() -> Vec<i32> {
     entries
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kind 37 of drift: the machine's clock cannot be set in a test that shares it with others.
+    #[test]
+    fn a_jump_of_the_clock_is_a_note_and_a_little_is_nothing() {
+        const SECOND: i64 = 1_000_000_000;
+        let boot = 1_700_000_000 * SECOND;
+        let began = boot + 50 * SECOND;
+        assert!(jumped(boot, began, 5000).is_none() && jumped(boot, began + 30 * SECOND, 5000).is_none());
+        let forward = jumped(boot + 3600 * SECOND, began, 5000).unwrap();
+        assert!(
+            forward.message.contains("+3600 s") && forward.severity == Severity::Note,
+            "{forward:?}"
+        );
+        assert!(
+            jumped(boot - 365 * 86_400 * SECOND, began, 5000)
+                .unwrap()
+                .message
+                .contains("-31536000 s")
+        );
+        assert!(jumped(boot, began, u64::MAX).is_none());
+    }
 }
