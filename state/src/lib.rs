@@ -35,6 +35,7 @@ pub mod yaml;
 
 mod check;
 mod durable;
+mod grown;
 mod guard;
 mod index;
 mod kinds;

@@ -10,6 +10,7 @@
 //!
 //! A step of risk A or B is taken; one of C only by `--force` or for an object that is named; R is told. Only what
 //! bears this root's mark is listed at all, so nothing of another runtime can be touched.
+#![doc = include_str!("drift.md")]
 
 mod approve;
 mod finding;
