@@ -8,11 +8,13 @@
 //!        --> tools  runs other programs of the node
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
+//!   chaos     pods live through CRI while everything is killed at random
 //! ```
 //!
 //! Nothing here may ask the daemon what the daemon did to the node: `leaks` reads the kernel alone, and shares no
 //! code with the crates under test. Tests run in parallel, each on its own root, state directory and socket.
 
+pub mod chaos;
 pub mod client;
 pub mod hub;
 pub mod images;

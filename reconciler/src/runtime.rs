@@ -10,8 +10,9 @@ use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
 use state::node::NodeKind;
 use state::pod::PodKind;
 use state::sandbox::SandboxKind;
-use state::store::New;
+use state::store::{New, Opened};
 use state::{Meta, Store};
+use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
 use crate::engine::controller;
@@ -90,9 +91,14 @@ impl Runtime {
             network,
             registry: options.registry,
         })?;
+        Ok(Runtime::on(store, opened, world))
+    }
+
+    /// An instance over an opened store and node.
+    pub fn on(store: Store, opened: Opened, world: World) -> Runtime {
         let (queues, receivers) = Queues::new();
         let cx = Arc::new(Context::new(store, opened, world, queues));
-        Ok(Runtime { cx, receivers })
+        Runtime { cx, receivers }
     }
 
     /// The bridge of running pods comes first, in the networks that the node was given.
@@ -210,8 +216,13 @@ async fn builtin_image(cx: &Arc<Context>) -> Result<()> {
 
 /// Run records that were written: look at their objects.
 async fn watch_runs(cx: Arc<Context>) {
-    let mut runs = cx.world.runs.forward();
-    while let Some(dir) = runs.recv().await {
+    let mut runs = cx.world.runs.subscribe();
+    loop {
+        let dir = match runs.recv().await {
+            Ok(dir) => Some(dir),
+            Err(RecvError::Lagged(_)) => None,
+            Err(RecvError::Closed) => return,
+        };
         let Some(dir) = dir else {
             cx.store
                 .list::<ContainerKind>()
@@ -319,13 +330,11 @@ async fn sweep_always(cx: Arc<Context>) {
 async fn empty_trash(cx: Arc<Context>) {
     loop {
         // Deleting big trees slows unpacking on the same file system down.
-        let _ = tokio::time::timeout(SECOND_LOOK, cx.world.images.layers().quiet()).await;
-        let work = cx.clone();
-        let emptied = tokio::task::spawn_blocking(move || work.world.trash.empty()).await;
-        if let Ok(Err(e)) = emptied {
+        let _ = tokio::time::timeout(SECOND_LOOK, cx.world.images.quiet()).await;
+        if let Err(e) = cx.world.files.empty_trash().await {
             tracing::warn!("trash: {e}");
             tokio::time::sleep(SECOND_LOOK).await;
         }
-        cx.world.trash.buried().await;
+        cx.world.files.buried().await;
     }
 }

@@ -72,14 +72,14 @@ async fn cgroups_are_made_once_and_removed_once() {
     cgroups.ensure(&path).unwrap();
     let (have, want) = cgroups.observe(&path);
     assert!(have == want && want > 0);
-    assert!(cgroups.dirs(&path).iter().all(|dir| dir.is_dir()));
+    let real = node.world.usage.as_ref().unwrap();
+    assert!(real.dirs(&path).iter().all(|dir| dir.is_dir()));
     assert_eq!(cgroups.children(&node.world.paths.default_cgroup()), [uid(1)]);
     cgroups.remove(&path).unwrap();
     cgroups.remove(&path).unwrap();
     cgroups.remove_if_empty(&node.world.paths.default_cgroup());
     assert!(
-        cgroups
-            .dirs(&node.world.paths.default_cgroup())
+        real.dirs(&node.world.paths.default_cgroup())
             .iter()
             .all(|dir| !dir.exists())
     );
@@ -231,10 +231,10 @@ async fn what_is_buried_is_gone_at_once_and_deleted_later_but_never_through_a_mo
     std::fs::create_dir_all(&outside).unwrap();
     std::fs::write(outside.join("precious"), "").unwrap();
     std::os::unix::fs::symlink(&outside, tree.join("link")).unwrap();
-    node.world.trash.bury(&tree).unwrap();
-    node.world.trash.bury(&tree).unwrap();
+    node.world.files.bury(&tree).unwrap();
+    node.world.files.bury(&tree).unwrap();
     assert!(!tree.exists());
-    assert_eq!(node.world.trash.empty().unwrap(), 1);
+    assert_eq!(node.world.files.empty_trash().await.unwrap(), 1);
     assert!(outside.join("precious").exists(), "links are not followed");
     assert_eq!(std::fs::read_dir(root.join("trash")).unwrap().count(), 0);
 }

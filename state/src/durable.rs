@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use crate::disk::{Found, Op};
 use crate::error::{Error, Result};
 use crate::guard::{Ballast, Mark, Watermark, failed, sync_dir};
 
@@ -20,15 +21,6 @@ pub(crate) const FORMAT: u32 = 1;
 const HEAD: &str = "head";
 /// Databases set aside that are kept.
 const KEEP_DAMAGED: u32 = 4;
-
-/// One change of the database.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Op {
-    /// `Kind/uid`
-    pub key: String,
-    /// JSON; `None` removes the key.
-    pub value: Option<Vec<u8>>,
-}
 
 /// The database of one root, used by one thread.
 pub(crate) struct Disk {
@@ -44,16 +36,6 @@ pub(crate) struct Disk {
     kept: HashSet<String>,
     /// A failed database could not be closed: it keeps its lock.
     stuck: bool,
-}
-
-/// What opening found.
-pub(crate) enum Found {
-    /// Nothing: a new root, or one whose database is gone.
-    Nothing { gone: bool },
-    /// The database was damaged and is set aside; the new one is empty.
-    Damaged(String),
-    /// Its records by key: the JSON, or why one is unreadable.
-    Records(Vec<(String, Result<Vec<u8>, String>)>),
 }
 
 struct Database {
@@ -134,10 +116,6 @@ impl Disk {
         };
         disk.ballast.room();
         Ok((disk, found))
-    }
-
-    pub fn root_id(&self) -> &str {
-        &self.id
     }
 
     fn path(&self) -> PathBuf {
@@ -221,62 +199,6 @@ impl Disk {
         Ok(aside)
     }
 
-    /// Leaves an unreadable record's key alone for good.
-    pub fn keep(&mut self, key: String) {
-        self.kept.insert(key);
-    }
-
-    pub fn kept(&self) -> usize {
-        self.kept.len()
-    }
-
-    /// May new records be made, or is the rest of the disk kept for removals?
-    pub fn room(&self) -> Result<()> {
-        if self.ballast.room() {
-            return Ok(());
-        }
-        Err(self.full("only changes and removals are taken".into()))
-    }
-
-    /// Makes `ops` durable, all or none; `live` is the number of records afterwards. If the database has to be opened
-    /// again first, `all` gives every record as it shall be.
-    pub fn commit(&mut self, ops: &[Op], live: u64, all: &dyn Fn() -> Vec<Op>) -> Result<()> {
-        let head = Mark {
-            seq: self.head.seq + 1,
-            live,
-        };
-        // sled does not survive a full disk, so it must not meet one: it never gives back a large value's place in its
-        // log and then waits for it for ever.
-        let bytes: usize = ops
-            .iter()
-            .map(|op| op.key.len() + op.value.as_ref().map_or(0, Vec::len) + 64)
-            .sum();
-        if !self.ballast.yield_to(2 * bytes as u64) {
-            return Err(self.full("the reserve is used up".into()));
-        }
-        let mut result = match &self.open {
-            Some(database) => self.write(database, ops, head),
-            None => Err(self.storage("not open".into())),
-        };
-        if result.is_err() {
-            // After any failed write sled refuses all others, and what reached the disk is unknown.
-            result = self.reopen().and_then(|present| {
-                let ops = difference(present, all());
-                self.open
-                    .as_ref()
-                    .map_or_else(|| Ok(()), |database| self.write(database, &ops, head))
-            });
-        }
-        match &result {
-            Ok(()) => self.head = head,
-            Err(error) => {
-                tracing::error!(%error, "the store cannot write");
-                self.shut();
-            }
-        }
-        result
-    }
-
     fn write(&self, database: &Database, ops: &[Op], head: Mark) -> Result<()> {
         let mut batch = sled::Batch::default();
         for op in ops {
@@ -330,15 +252,71 @@ impl Disk {
             .filter_map(|(key, json)| Some((key, json.ok()?)));
         Ok(readable.filter(|(key, _)| !self.kept.contains(key)).collect())
     }
+}
 
-    /// Until when the watermark may stay behind; `None` if it is not.
-    pub fn mark_due(&self) -> Option<Duration> {
+impl crate::disk::Disk for Disk {
+    fn root_id(&self) -> &str {
+        &self.id
+    }
+
+    fn keep(&mut self, key: String) {
+        self.kept.insert(key);
+    }
+
+    fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    fn room(&self) -> Result<()> {
+        if self.ballast.room() {
+            return Ok(());
+        }
+        Err(self.full("only changes and removals are taken".into()))
+    }
+
+    fn commit(&mut self, ops: &[Op], live: u64, all: &dyn Fn() -> Vec<Op>) -> Result<()> {
+        let head = Mark {
+            seq: self.head.seq + 1,
+            live,
+        };
+        // sled does not survive a full disk, so it must not meet one: it never gives back a large value's place in its
+        // log and then waits for it for ever.
+        let bytes: usize = ops
+            .iter()
+            .map(|op| op.key.len() + op.value.as_ref().map_or(0, Vec::len) + 64)
+            .sum();
+        if !self.ballast.yield_to(2 * bytes as u64) {
+            return Err(self.full("the reserve is used up".into()));
+        }
+        let mut result = match &self.open {
+            Some(database) => self.write(database, ops, head),
+            None => Err(self.storage("not open".into())),
+        };
+        if result.is_err() {
+            // After any failed write sled refuses all others, and what reached the disk is unknown.
+            result = self.reopen().and_then(|present| {
+                let ops = difference(present, all());
+                self.open
+                    .as_ref()
+                    .map_or_else(|| Ok(()), |database| self.write(database, &ops, head))
+            });
+        }
+        match &result {
+            Ok(()) => self.head = head,
+            Err(error) => {
+                tracing::error!(%error, "the store cannot write");
+                self.shut();
+            }
+        }
+        result
+    }
+
+    fn mark_due(&self) -> Option<Duration> {
         let due = self.marked + Duration::from_secs(1);
         (self.watermark.mark != Some(self.head)).then(|| due.saturating_duration_since(Instant::now()))
     }
 
-    /// Brings the watermark up to date.
-    pub fn mark(&mut self) {
+    fn mark(&mut self) {
         self.marked = Instant::now();
         if let Err(error) = self.watermark.set(self.head) {
             tracing::warn!(%error, "the store's watermark stays behind");

@@ -7,9 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::check;
+use crate::clock::boottime_ns;
 use crate::error::{Error, Result};
 use crate::resource::{Kind, Meta, Object};
-use crate::store::{Store, boottime_ns};
+use crate::store::Store;
 
 pub type Grant = Object<GrantKind>;
 

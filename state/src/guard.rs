@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::clock;
 use crate::error::{Error, Result};
 
 /// Bytes of the ballast: deleted when the disk is full, so that removals can still be written.
@@ -76,7 +77,7 @@ pub(crate) fn root_id(root: &Path) -> Result<String> {
             })
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            let id = random_hex::<16>().map_err(|problem| Error::Storage {
+            let id = clock::random_hex::<16>().map_err(|problem| Error::Storage {
                 path: path.display().to_string(),
                 problem,
             })?;
@@ -85,13 +86,6 @@ pub(crate) fn root_id(root: &Path) -> Result<String> {
         }
         Err(e) => Err(failed(&path, "cannot read the root's id", &e)),
     }
-}
-
-/// `N` random bytes as hex.
-pub(crate) fn random_hex<const N: usize>() -> Result<String, String> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|e| format!("no random numbers: {e}"))?;
-    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 /// Makes a file durably: temporary name, fsync, rename, fsync of the directory.

@@ -1,6 +1,6 @@
 //! The durable kinds as a table, for what concerns all of them: loading, owners, cascades.
 
-use crate::durable::Op;
+use crate::disk::Op;
 use crate::error::{Error, Result};
 use crate::index::Tables;
 use crate::resource::{Kind, Object, Owner};

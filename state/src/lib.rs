@@ -15,9 +15,11 @@
 //! change, and parses the YAML forms. It must not do work: no process, mount or socket is touched here, and no other
 //! crate of the workspace is named. A status is never stored: it is recomputed from the node by the kind's controller.
 
+pub mod clock;
 pub mod condition;
 pub mod container;
 pub mod debt;
+pub mod disk;
 pub mod error;
 pub mod grant;
 pub mod image;

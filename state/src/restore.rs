@@ -5,23 +5,36 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::durable::{Disk, Found};
+use crate::clock::now_ns;
+use crate::disk::{Disk, Found};
+use crate::durable;
 use crate::error::Result;
 use crate::guard;
 use crate::kinds::{self, KINDS};
 use crate::resource::Owner;
 use crate::store::{Copies, Opened};
 use crate::watch::Published;
-use crate::writer::{Writer, now_ns};
+use crate::writer::Writer;
 
 /// Opens the store under `root` and publishes its records. The file is the root's lock.
 pub(crate) fn open(root: &Path, copies: &Copies, published: Arc<Published>) -> Result<(Writer, Opened, File)> {
     std::fs::create_dir_all(root).map_err(|e| guard::failed(root, "cannot make the directory", &e))?;
     let lock = guard::lock(root)?;
     let id = guard::root_id(root)?;
-    let (disk, found) = Disk::open(root, &id)?;
+    let (disk, found) = durable::Disk::open(root, &id)?;
+    let (writer, opened) = load_all(Box::new(disk), found, copies, published)?;
+    Ok((writer, opened, lock))
+}
+
+/// Takes what opening found, or rebuilds it, and publishes it.
+pub(crate) fn load_all(
+    disk: Box<dyn Disk>,
+    found: Found,
+    copies: &Copies,
+    published: Arc<Published>,
+) -> Result<(Writer, Opened)> {
     let mut opened = Opened::default();
-    let mut writer = Writer::new(disk, published.clone());
+    let mut writer = Writer::new(disk, published);
     match found {
         Found::Records(records) => load(&mut writer, records, copies, &mut opened)?,
         Found::Nothing { gone } => {
@@ -41,7 +54,7 @@ pub(crate) fn open(root: &Path, copies: &Copies, published: Arc<Published>) -> R
         tracing::error!(kind, uid, why, "record quarantined");
     }
     writer.publish_all();
-    Ok((writer, opened, lock))
+    Ok((writer, opened))
 }
 
 type Records = Vec<(String, Result<Vec<u8>, String>)>;

@@ -2,12 +2,15 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
 
+pub use crate::clock::boottime_ns;
+use crate::clock::now_ns;
+use crate::disk::{Disk, Found};
 use crate::error::{Error, Result};
 use crate::kinds::{self, conflict};
 use crate::meter::Meter;
@@ -15,7 +18,7 @@ use crate::resource::{Kind, MAX_RECORD, Meta, Object};
 use crate::usage;
 pub use crate::watch::Event;
 use crate::watch::Published;
-use crate::writer::{Job, Writer, now_ns};
+use crate::writer::{Job, Writer};
 use crate::{restore, volatile};
 
 /// A record to be written: `meta` carries name, namespace, owner, labels, annotations and `ready_by`; the rest of it is
@@ -65,17 +68,28 @@ struct Inner {
     quarantined: HashSet<String>,
     boot_id: String,
     usage: usage::Mailbox,
-    /// `None` while dropped.
-    queue: Option<mpsc::Sender<Job>>,
-    owner: Option<JoinHandle<()>>,
+    work: Work,
+}
+
+/// Who does the jobs.
+enum Work {
+    Thread {
+        /// `None` while dropped.
+        queue: Option<mpsc::Sender<Job>>,
+        owner: Option<JoinHandle<()>>,
+    },
+    /// The caller; see [`Store::open_here`].
+    Here(Mutex<Writer>),
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         // Without senders the owner thread writes the rest and closes the database.
-        self.queue = None;
-        if let Some(owner) = self.owner.take() {
-            let _ = owner.join();
+        if let Work::Thread { queue, owner } = &mut self.work {
+            *queue = None;
+            if let Some(owner) = owner.take() {
+                let _ = owner.join();
+            }
         }
     }
 }
@@ -111,8 +125,26 @@ impl Store {
             quarantined: opened.quarantined.iter().map(|(_, uid, _)| uid.clone()).collect(),
             boot_id,
             usage: usage::Mailbox::default(),
-            queue: Some(queue),
-            owner: Some(owner),
+            work: Work::Thread {
+                queue: Some(queue),
+                owner: Some(owner),
+            },
+        };
+        Ok((Store { inner: Arc::new(inner) }, opened))
+    }
+
+    /// A store on another disk, without a thread: each change is made within its own call. For simulations; dropping it
+    /// writes nothing.
+    pub fn open_here(disk: Box<dyn Disk>, found: Found, copies: &Copies) -> Result<(Store, Opened)> {
+        let published = Arc::new(Published::default());
+        let (writer, opened) = restore::load_all(disk, found, copies, published.clone())?;
+        let inner = Inner {
+            root_id: writer.disk.root_id().to_owned(),
+            published,
+            quarantined: opened.quarantined.iter().map(|(_, uid, _)| uid.clone()).collect(),
+            boot_id: writer.boot_id.clone(),
+            usage: usage::Mailbox::default(),
+            work: Work::Here(Mutex::new(writer)),
         };
         Ok((Store { inner: Arc::new(inner) }, opened))
     }
@@ -127,7 +159,7 @@ impl Store {
         &self.inner.root_id
     }
 
-    /// Runs `job` on the owner thread and waits until what it staged is durable.
+    /// Has `job` done and waits until what it staged is durable.
     async fn submit<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Writer) -> Result<T> + Send + 'static,
@@ -137,8 +169,16 @@ impl Store {
             let result = job(writer);
             Box::new(move |committed| drop(send.send(result.and_then(|answer| committed.map(|()| answer)))))
         });
-        let queue = self.inner.queue.as_ref().ok_or(Error::Closed)?;
-        queue.send(job).map_err(|_| Error::Closed)?;
+        match &self.inner.work {
+            Work::Thread { queue, .. } => {
+                let queue = queue.as_ref().ok_or(Error::Closed)?;
+                queue.send(job).map_err(|_| Error::Closed)?;
+            }
+            Work::Here(writer) => writer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .serve(std::iter::once(job)),
+        }
         receive.await.map_err(|_| Error::Closed)?
     }
 
@@ -464,10 +504,4 @@ pub(crate) fn changed<K: Kind>(
     meta.validate()?;
     check_size(&meta, &spec)?;
     Ok(Some(Object::new(meta, spec, old.status.clone())))
-}
-
-/// Now on CLOCK_BOOTTIME, ns: for `ready_by` and `start_by`.
-pub fn boottime_ns() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME);
-    now.map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::clock::now_ns;
 use crate::error::Result;
 use crate::resource::{Kind, Meta, Object};
 use crate::store::{Event, Holder, New, Put, changed, judge, not_found};
 use crate::watch::Live;
-use crate::writer::{newborn, now_ns};
+use crate::writer::newborn;
 
 pub(crate) fn create<K: Kind>(live: &Live<K>, new: New<K>, boot_id: &str) -> Result<Put<K>> {
     let mut index = live.write();

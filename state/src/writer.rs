@@ -5,9 +5,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use crate::durable::{Disk, Op};
+use crate::clock::{self, now_ns};
+use crate::disk::{Disk, Op};
 use crate::error::{Error, Result};
 use crate::index::Tables;
 use crate::kinds::{self, KINDS};
@@ -23,7 +24,7 @@ pub(crate) type Answer = Box<dyn FnOnce(Result<()>) + Send>;
 
 pub(crate) struct Writer {
     pub ahead: Tables,
-    pub disk: Disk,
+    pub disk: Box<dyn Disk>,
     pub boot_id: String,
     staged: Vec<Staged>,
     /// Erasures already published, to be written with the next batch.
@@ -42,11 +43,11 @@ struct Staged {
 }
 
 impl Writer {
-    pub fn new(disk: Disk, published: Arc<Published>) -> Writer {
+    pub fn new(disk: Box<dyn Disk>, published: Arc<Published>) -> Writer {
         Writer {
             ahead: Tables::default(),
             disk,
-            boot_id: boot_id(),
+            boot_id: clock::boot_id().unwrap_or_default(),
             staged: Vec::new(),
             later: Vec::new(),
             published,
@@ -64,17 +65,22 @@ impl Writer {
             match first {
                 Ok(first) => {
                     let jobs = std::iter::once(first).chain(queue.try_iter().take(GROUP - 1));
-                    let answers: Vec<Answer> = jobs.filter_map(|job| self.stage_job(job)).collect();
-                    let result = self.commit();
-                    for answer in answers {
-                        answer(result.as_ref().map_err(Error::repeat).copied());
-                    }
+                    self.serve(jobs);
                 }
                 Err(RecvTimeoutError::Timeout) => self.disk.mark(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         self.close();
+    }
+
+    /// Does these jobs in one commit, and answers them.
+    pub fn serve(&mut self, jobs: impl Iterator<Item = Job>) {
+        let answers: Vec<Answer> = jobs.filter_map(|job| self.stage_job(job)).collect();
+        let result = self.commit();
+        for answer in answers {
+            answer(result.as_ref().map_err(Error::repeat).copied());
+        }
     }
 
     fn stage_job(&mut self, job: Job) -> Option<Answer> {
@@ -224,7 +230,7 @@ fn revert<K: Kind>(ahead: &mut Tables, uid: &str, before: Option<Arc<Object<K>>>
 
 /// Fills what the store sets in a new record, but for `created`.
 pub(crate) fn newborn(meta: &mut Meta, boot_id: &str) -> Result<()> {
-    meta.uid = crate::guard::random_hex::<32>().map_err(|problem| Error::Storage {
+    meta.uid = clock::random_hex::<32>().map_err(|problem| Error::Storage {
         path: "getrandom".into(),
         problem,
     })?;
@@ -233,14 +239,4 @@ pub(crate) fn newborn(meta: &mut Meta, boot_id: &str) -> Result<()> {
     meta.deletion = None;
     meta.finalizers = vec![crate::resource::FINALIZER.to_owned()];
     Ok(())
-}
-
-/// ns since the epoch.
-pub(crate) fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX - (1 << 32))
-}
-
-pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(|_| String::new(), |id| id.trim().to_owned())
 }

@@ -14,14 +14,13 @@ use state::{Container, PodSandbox};
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
 use super::{Stand, cgroup_path, dir, image_volumes, seccomp, volumes};
 use crate::engine::Context;
-use crate::engine::record::{read, replace, unlink};
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
 use crate::sandbox;
-use crate::world::Paths;
-use crate::world::linux::passwd::{self, UserRequest};
-use crate::world::linux::{apparmor, mounts, netns};
-use crate::world::paths::make_dir;
+use crate::world::linux::apparmor;
+use crate::world::linux::passwd::UserRequest;
+use crate::world::paths::DIR_MODE;
+use crate::world::{Paths, World};
 
 pub struct Bundle;
 
@@ -60,9 +59,11 @@ struct User {
 
 impl Have {
     /// `None` before the stage has run.
-    pub fn read(paths: &Paths, object: &Container) -> Result<Option<Have>> {
-        let path = path(paths, object).join("config.json");
-        let Some(text) = read(&path)? else { return Ok(None) };
+    pub fn read(world: &World, object: &Container) -> Result<Option<Have>> {
+        let path = path(&world.paths, object).join("config.json");
+        let Some(text) = world.files.read(&path)? else {
+            return Ok(None);
+        };
         let have = serde_json::from_slice::<Have>(&text).map_err(std::io::Error::other);
         let have = have.map_err(Error::io("read", &path))?;
         Ok(Some(Have {
@@ -83,7 +84,7 @@ impl Stage<ContainerKind> for Bundle {
     const NAME: &'static str = "bundle";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Option<Have>> {
-        Have::read(&cx.world.paths, object)
+        Have::read(&cx.world, object)
     }
 
     fn diff(_: &Container, have: &Option<Have>) -> Step {
@@ -120,22 +121,25 @@ impl Stage<ContainerKind> for Bundle {
         let host = host(object).await?;
         let (spec, filter) = configure(cx, &sandbox, object, &stand, &host).await?;
         let dir = path(&cx.world.paths, object);
-        make_dir(&dir)?;
+        let files = &cx.world.files;
+        files.make_dir(&dir, DIR_MODE)?;
         for name in ["upper", "work"] {
-            make_layer_dir(&super::dir(&cx.world.paths, object).join(name))?;
+            make_layer_dir(&cx.world, &super::dir(&cx.world.paths, object).join(name))?;
         }
         match filter {
-            Some(filter) => replace(&dir.join("seccomp.bpf"), &filter)?,
-            None => unlink(&dir.join("seccomp.bpf"))?,
+            Some(filter) => files.replace(&dir.join("seccomp.bpf"), &filter)?,
+            None => files.unlink(&dir.join("seccomp.bpf"))?,
         }
         // Last: it says that the bundle is whole.
         let text = serde_json::to_vec(&spec).map_err(std::io::Error::other);
-        replace(&dir.join("config.json"), &text.map_err(Error::io("write", &dir))?)?;
+        files.replace(&dir.join("config.json"), &text.map_err(Error::io("write", &dir))?)?;
         cx.world.runs.add(&super::dir(&cx.world.paths, object))
     }
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
-        unlink(&path(&cx.world.paths, object).join("config.json"))?;
+        cx.world
+            .files
+            .unlink(&path(&cx.world.paths, object).join("config.json"))?;
         Ok(Undone::Done)
     }
 }
@@ -161,10 +165,9 @@ async fn host(object: &Container) -> Result<HostFacts> {
 }
 
 /// The root of the writable layer is the container's `/`: its mode must let every user in.
-fn make_layer_dir(path: &Path) -> Result<()> {
-    make_dir(path)?;
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(path, mode).map_err(Error::io("set mode of", path))
+fn make_layer_dir(world: &World, path: &Path) -> Result<()> {
+    world.files.make_dir(path, DIR_MODE)?;
+    world.files.set_mode(path, 0o755)
 }
 
 async fn configure(
@@ -178,7 +181,7 @@ async fn configure(
     let user = look_up_user(cx, object, stand).await?;
     let pins = sandbox::pins(paths, sandbox);
     let files = sandbox::files(paths, sandbox);
-    let path_of = |path: Option<PathBuf>| path.filter(|p| netns::observe(p).is_ok());
+    let path_of = |path: Option<PathBuf>| path.filter(|p| cx.world.netns.observe(p).is_ok());
     let stop_signal = spec::signal::stop_signal(&object.spec, &stand.config).map_err(refused)?;
     let cdi = spec::cdi::names(&object.spec.cdi_devices, &object.meta.annotations);
     let images = image_volumes::ensure(cx, sandbox, object, stand).await?;
@@ -223,17 +226,8 @@ async fn look_up_user(cx: &Context, object: &Container, stand: &Stand) -> Result
         supplemental_groups: security.supplemental_groups.clone(),
         groups_policy: security.groups_policy,
     };
-    let lower = cx.world.images.lower(&stand.chain_ids)?;
-    let image = object.spec.image.requested.clone();
-    let found = tokio::task::spawn_blocking(move || {
-        let root = mounts::detached(&lower)?;
-        passwd::lookup(std::os::fd::AsFd::as_fd(&root), &request)
-    });
-    let found = found.await.map_err(|source| Error::Task {
-        op: "look up user",
-        source,
-    })?;
-    let user = found.map_err(|e| crate::world::linux::images::failed(&image)(e))?;
+    let image = &object.spec.image.requested;
+    let user = cx.world.images.user(image, &stand.chain_ids, request).await?;
     Ok(spec::ResolvedUser {
         uid: user.uid,
         gid: user.gid,

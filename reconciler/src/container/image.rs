@@ -10,10 +10,9 @@ use state::{Container, Image as ImageObject};
 
 use super::dir;
 use crate::engine::Context;
-use crate::engine::record::{read, replace, unlink};
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
-use crate::world::Paths;
+use crate::world::World;
 
 pub struct Image;
 
@@ -50,14 +49,16 @@ pub struct Needed<'a> {
 }
 
 impl Stand {
-    fn path(paths: &Paths, object: &Container) -> std::path::PathBuf {
-        dir(paths, object).join("image.json")
+    fn path(world: &World, object: &Container) -> std::path::PathBuf {
+        dir(&world.paths, object).join("image.json")
     }
 
     /// `None` before the stage has run.
-    pub fn read(paths: &Paths, object: &Container) -> Result<Option<Stand>> {
-        let path = Stand::path(paths, object);
-        let Some(text) = read(&path)? else { return Ok(None) };
+    pub fn read(world: &World, object: &Container) -> Result<Option<Stand>> {
+        let path = Stand::path(world, object);
+        let Some(text) = world.files.read(&path)? else {
+            return Ok(None);
+        };
         let stand = serde_json::from_slice(&text).map_err(|e| std::io::Error::other(e.to_string()));
         stand.map(Some).map_err(Error::io("read", path))
     }
@@ -78,7 +79,7 @@ impl Stand {
 
     /// The receipt, for a stage above this one.
     pub fn of(cx: &Context, object: &Container) -> Result<Stand> {
-        Stand::read(&cx.world.paths, object)?.ok_or_else(|| Error::Pending("the image is not known yet".to_owned()))
+        Stand::read(&cx.world, object)?.ok_or_else(|| Error::Pending("the image is not known yet".to_owned()))
     }
 }
 
@@ -107,7 +108,7 @@ impl Stage<ContainerKind> for Image {
     const NAME: &'static str = "image";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let receipt = Stand::read(&cx.world.paths, object)?.is_some();
+        let receipt = Stand::read(&cx.world, object)?.is_some();
         let mut images = std::iter::once(&object.spec.image).chain(volumes(object).map(|(_, image)| image));
         let missing = match receipt {
             true => None,
@@ -155,11 +156,11 @@ impl Stage<ContainerKind> for Image {
             volumes: mounted,
         };
         let text = serde_json::to_vec(&stand).unwrap_or_default();
-        replace(&Stand::path(&cx.world.paths, object), &text)
+        cx.world.files.replace(&Stand::path(&cx.world, object), &text)
     }
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
-        unlink(&Stand::path(&cx.world.paths, object))?;
+        cx.world.files.unlink(&Stand::path(&cx.world, object))?;
         cx.world.images.look_for_garbage();
         Ok(Undone::Done)
     }

@@ -1,8 +1,5 @@
 //! Stage `io`: the directory of the FIFOs, and the log's directory. The FIFOs themselves are the shim's.
 
-use std::fs;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::PoisonError;
 
 use state::Container;
@@ -12,9 +9,9 @@ use super::log;
 use crate::engine::Context;
 use crate::engine::record::remove_empty_tree;
 use crate::engine::stage::{Stage, Step, Undone, Why};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sandbox;
-use crate::world::paths::make_dir;
+use crate::world::paths::DIR_MODE;
 
 pub struct Io;
 
@@ -26,24 +23,8 @@ pub fn hold(cx: &Context, object: &Container) {
         return;
     }
     let dir = cx.world.paths.fifos(&object.spec.sandbox, object.uid());
-    let open = |name| {
-        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(dir.join(name))
-            .ok()?;
-        file.metadata()
-            .is_ok_and(|meta| meta.file_type().is_fifo())
-            .then_some(file)
-    };
-    let files = ["stdout", "stderr"].into_iter().filter_map(open).collect();
+    let files = cx.world.files.hold(&dir);
     held.insert(object.uid().to_owned(), files);
-}
-
-pub fn make_log_dir(dir: &Path) -> Result<()> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
-    made.map_err(Error::io("make log directory", dir))
 }
 
 /// Lets the output of an ended container go.
@@ -64,7 +45,10 @@ impl Stage<ContainerKind> for Io {
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
         Ok(Have {
-            fifos: cx.world.paths.fifos(&object.spec.sandbox, object.uid()).exists(),
+            fifos: cx
+                .world
+                .files
+                .exists(&cx.world.paths.fifos(&object.spec.sandbox, object.uid())),
         })
     }
 
@@ -83,13 +67,18 @@ impl Stage<ContainerKind> for Io {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         if let Some(log) = log::path(&sandbox, object) {
-            make_log_dir(log.parent().unwrap_or(&log))?;
+            let dir = log.parent().unwrap_or(&log);
+            cx.world.files.make_dir(dir, 0o755)?;
         }
-        make_dir(&cx.world.paths.fifos(&object.spec.sandbox, object.uid()))
+        let fifos = cx.world.paths.fifos(&object.spec.sandbox, object.uid());
+        cx.world.files.make_dir(&fifos, DIR_MODE)
     }
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
-        remove_empty_tree(&cx.world.paths.container_state(&object.spec.sandbox, object.uid()))?;
+        remove_empty_tree(
+            &cx.world,
+            &cx.world.paths.container_state(&object.spec.sandbox, object.uid()),
+        )?;
         Ok(Undone::Done)
     }
 }

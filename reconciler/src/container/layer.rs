@@ -27,11 +27,11 @@ impl Stage<ContainerKind> for Layer {
             missing: 0,
             doubtful: 0,
         };
-        let Some(stand) = Stand::read(&cx.world.paths, object)? else {
+        let Some(stand) = Stand::read(&cx.world, object)? else {
             return Ok(have);
         };
         // What runs stands on its layers, whatever they are like.
-        let running = super::run_record(&cx.world.paths, object)?.is_some_and(|run| run.start.is_some());
+        let running = super::run_record(&cx.world, object)?.is_some_and(|run| run.start.is_some());
         for image in stand.images() {
             have.missing += cx.world.images.missing(image.chain_ids).await?;
             if !running {

@@ -1,8 +1,6 @@
 //! Stage `limits`: a running container's cgroup says what its record says (CRI UpdateContainerResources).
 
-use std::fs;
 use std::io;
-use std::path::PathBuf;
 
 use state::Container;
 use state::container::{ContainerKind, Resources};
@@ -12,7 +10,7 @@ use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Error, Result};
 use crate::sandbox;
-use crate::world::linux::cgroup::Cgroups;
+use crate::world::Cgroups;
 
 pub struct Limits;
 
@@ -122,8 +120,8 @@ pub struct Have {
     differing: Vec<Limit>,
     /// Nobody of ours freezes what runs.
     frozen: bool,
-    /// Cgroup directories in which the first process is not.
-    astray: Vec<PathBuf>,
+    /// Controllers in whose cgroup the first process is not.
+    astray: Vec<&'static str>,
 }
 
 impl Stage<ContainerKind> for Limits {
@@ -131,17 +129,17 @@ impl Stage<ContainerKind> for Limits {
     const NAME: &'static str = "limits";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let cgroups = &cx.world.cgroups;
+        let cgroups = &*cx.world.cgroups;
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
-        let mut differing = wanted(&object.spec.resources, cgroups.v2);
+        let mut differing = wanted(&object.spec.resources, cgroups.v2());
         differing.retain(|limit| !holds(cgroups, &path, limit));
-        let astray = match pid(cx, object)? {
-            Some(pid) => cgroups.astray(&path, pid),
-            None => Vec::new(),
+        let astray = match (pid(cx, object)?, &cx.world.usage) {
+            (Some(pid), Some(real)) => real.astray(&path, pid),
+            _ => Vec::new(),
         };
         Ok(Have {
             differing,
-            frozen: cgroups.frozen(&path),
+            frozen: frozen(cgroups, &path),
             astray,
         })
     }
@@ -150,11 +148,9 @@ impl Stage<ContainerKind> for Limits {
         if have.frozen {
             return Step::Change(Why::new("Frozen", "its cgroup is frozen and it is to run"));
         }
-        if let Some(dir) = have.astray.first() {
-            return Step::Change(Why::risky(
-                "Astray",
-                format!("its first process is not in {}", dir.display()),
-            ));
+        if !have.astray.is_empty() {
+            let what = format!("its first process is not in its cgroup {}", have.astray.join(" "));
+            return Step::Change(Why::risky("Astray", what));
         }
         match have.differing.first() {
             None => Step::Keep,
@@ -177,14 +173,17 @@ impl Stage<ContainerKind> for Limits {
             astray,
         } = Self::observe(cx, object).await?;
         if frozen {
-            cx.world.cgroups.thaw(&path)?;
+            thaw(&*cx.world.cgroups, &path).map_err(Error::io("thaw cgroup", &path))?;
         }
         // Asked again: only the very process of the run record is moved.
         if let (Some(pid), false) = (pid(cx, object)?, astray.is_empty()) {
             tracing::warn!(pid, "moving the container's process back into its cgroup");
-            for dir in astray {
-                let file = dir.join("cgroup.procs");
-                fs::write(&file, pid.to_string()).map_err(Error::io("move process into", file))?;
+            for controller in astray {
+                let moved = cx
+                    .world
+                    .cgroups
+                    .set(controller, &path, "cgroup.procs", &pid.to_string());
+                moved.map_err(Error::io("move process into cgroup", &path))?;
             }
         }
         // Memory alone and memory with swap bound each other: what is refused in one order is taken in the other.
@@ -206,28 +205,32 @@ impl Stage<ContainerKind> for Limits {
 
 /// The first process, while it lives.
 fn pid(cx: &Context, object: &Container) -> Result<Option<i32>> {
-    let run = super::run_record(&cx.world.paths, object)?;
-    Ok(run.and_then(|run| live::pid(&run, &cx.world.clock.boot_id)))
+    let run = super::run_record(&cx.world, object)?;
+    Ok(run.and_then(|run| live::pid(&cx.world, &run)))
 }
 
-fn file(cgroups: &Cgroups, path: &str, limit: &Limit) -> io::Result<std::path::PathBuf> {
-    let dir = cgroups.dir(limit.controller, path);
-    let dir = dir.ok_or_else(|| io::Error::other(format!("controller {} is not mounted", limit.controller)))?;
-    if limit.file.contains('/') {
-        return Err(io::Error::other("a file name must not hold a slash"));
+/// Was this very cgroup frozen (not one above it)?
+fn frozen(cgroups: &dyn Cgroups, path: &str) -> bool {
+    let text = match cgroups.v2() {
+        true => cgroups.get("", path, "cgroup.freeze"),
+        false => cgroups.get("freezer", path, "freezer.self_freezing"),
+    };
+    text.is_ok_and(|text| text.trim() == "1")
+}
+
+fn thaw(cgroups: &dyn Cgroups, path: &str) -> io::Result<()> {
+    match cgroups.v2() {
+        true => cgroups.set("", path, "cgroup.freeze", "0"),
+        false => cgroups.set("freezer", path, "freezer.state", "THAWED"),
     }
-    Ok(dir.join(&limit.file))
 }
 
 fn set(cx: &Context, path: &str, limit: &Limit) -> io::Result<()> {
-    fs::write(file(&cx.world.cgroups, path, limit)?, &limit.value)
+    cx.world.cgroups.set(limit.controller, path, &limit.file, &limit.value)
 }
 
-fn holds(cgroups: &Cgroups, path: &str, limit: &Limit) -> bool {
-    let Ok(file) = file(cgroups, path, limit) else {
-        return false;
-    };
-    match fs::read_to_string(&file) {
+fn holds(cgroups: &dyn Cgroups, path: &str, limit: &Limit) -> bool {
+    match cgroups.get(limit.controller, path, &limit.file) {
         Ok(text) => same(text.trim(), &limit.value),
         // Swap accounting may be off; then the limit on memory is all there is.
         Err(_) => limit.file.starts_with("memory.memsw") || limit.file == "memory.swap.max",

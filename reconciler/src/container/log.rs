@@ -65,7 +65,7 @@ impl Stage<ContainerKind> for Log {
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let sandbox = sandbox::of(cx, object)?;
         if let Some(dir) = path(&sandbox, object).as_deref().and_then(Path::parent) {
-            super::io::make_log_dir(dir)?;
+            cx.world.files.make_dir(dir, 0o755)?;
         }
         let pod = &sandbox.spec.pod;
         let client = cx.world.shims.ensure(&pod.namespace, &pod.name, sandbox.uid()).await?;

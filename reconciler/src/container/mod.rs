@@ -26,7 +26,7 @@ mod volumes;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ::shim::record::{self, End, RunRecord};
+use ::shim::record::{End, RunRecord};
 use async_trait::async_trait;
 use state::container::{ContainerGoal, ContainerKind, ContainerPhase, ContainerStatus};
 use state::sandbox::{SandboxGoal, SandboxPhase};
@@ -38,8 +38,8 @@ use crate::engine::stage::{AnyStage, Listed, Why};
 use crate::engine::{Context, conditions, live};
 use crate::error::Result;
 use crate::sandbox;
-use crate::world::Paths;
-use crate::world::linux::shims::fault;
+use crate::world::paths::DIR_MODE;
+use crate::world::{Paths, World};
 
 pub use image::Stand;
 
@@ -66,8 +66,8 @@ pub fn cgroup_path(cx: &Context, sandbox: &PodSandbox, object: &Container) -> St
 }
 
 /// The run record as it stands.
-pub fn run_record(paths: &Paths, object: &Container) -> Result<Option<RunRecord>> {
-    record::read(&Paths::run_record(&dir(paths, object))).map_err(fault("read run record", object.uid()))
+pub fn run_record(world: &World, object: &Container) -> Result<Option<RunRecord>> {
+    world.files.run_record(&Paths::run_record(&dir(&world.paths, object)))
 }
 
 /// What a container's directory and its sandbox tell.
@@ -114,9 +114,9 @@ impl Staged for ContainerKind {
     }
 
     async fn facts(cx: &Context, object: &Container) -> Result<Facts> {
-        let run = run_record(&cx.world.paths, object)?.unwrap_or_default();
+        let run = run_record(&cx.world, object)?.unwrap_or_default();
         Ok(Facts {
-            pid: live::pid(&run, &cx.world.clock.boot_id),
+            pid: live::pid(&cx.world, &run),
             run,
             same_boot: object.meta.boot_id == cx.world.clock.boot_id,
             sandbox: cx.store.get(&object.spec.sandbox),
@@ -160,16 +160,14 @@ impl Staged for ContainerKind {
 
     async fn ended(cx: &Context, object: &Container, why: &Why) -> Result<()> {
         let dir = dir(&cx.world.paths, object);
-        crate::world::paths::make_dir(&dir)?;
+        cx.world.files.make_dir(&dir, DIR_MODE)?;
         let now = cx.world.clock.now_ns();
         let end = match why.reason {
             "StartError" => End::start_error(why.message.clone(), now),
             _ => End::lost(now),
         };
         tracing::warn!(reason = why.reason, "container has ended: {}", why.message);
-        record::write_end(&Paths::run_record(&dir), end)
-            .map_err(fault("write run record", object.uid()))
-            .map(drop)
+        cx.world.files.write_end(&Paths::run_record(&dir), end)
     }
 
     fn settle(object: &Container, facts: &Facts, summary: Summary, status: &mut ContainerStatus) {

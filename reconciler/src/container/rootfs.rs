@@ -1,22 +1,14 @@
 //! Stage `rootfs`: the overlay of the image's layers and the container's writable one.
 
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-
 use state::Container;
 use state::container::ContainerKind;
 
 use super::{Stand, dir};
 use crate::engine::Context;
-use crate::engine::record::unlink;
 use crate::engine::stage::{Stage, Step, Undone, Why};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sandbox;
-use crate::world::linux::files::{is_mount_point, unmount};
-use crate::world::linux::mounts::Mapping;
-use crate::world::linux::{content, images, mounts};
-use crate::world::paths::make_dir;
+use crate::world::paths::DIR_MODE;
 
 pub struct Rootfs;
 
@@ -31,8 +23,11 @@ impl Stage<ContainerKind> for Rootfs {
     const NAME: &'static str = "rootfs";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let mounted = is_mount_point(&cx.world.paths.rootfs(&object.spec.sandbox, object.uid()))?;
-        let running = super::run_record(&cx.world.paths, object)?.is_some_and(|run| run.start.is_some());
+        let mounted = cx
+            .world
+            .mounts
+            .is_mounted(&cx.world.paths.rootfs(&object.spec.sandbox, object.uid()))?;
+        let running = super::run_record(&cx.world, object)?.is_some_and(|run| run.start.is_some());
         Ok(Have { mounted, running })
     }
 
@@ -53,57 +48,24 @@ impl Stage<ContainerKind> for Rootfs {
         let lower = cx.world.images.lower(&stand.chain_ids)?;
         let own = dir(&cx.world.paths, object);
         let target = cx.world.paths.rootfs(&object.spec.sandbox, object.uid());
-        make_dir(&target)?;
-        let image = object.spec.image.requested.clone();
+        cx.world.files.make_dir(&target, DIR_MODE)?;
         let sandbox = sandbox::of(cx, object)?;
-        let user = sandbox::pins(&cx.world.paths, &sandbox).user;
-        if user.is_some() {
-            lets_through(&target)?;
-        }
-        let overlay = cx.world.overlay.is_ok();
-        tokio::task::spawn_blocking(move || {
-            let (upper, work) = (own.join("upper"), own.join("work"));
-            let user = match (user, overlay) {
-                (Some(user), _) => user,
-                (None, true) => return mounts::mount_rootfs(&lower, &upper, &work, &target),
-                (None, false) => return mounts::mount_copy(&lower, &upper, &target),
-            };
-            let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
-            let pin = std::fs::File::open(&user.path).map_err(content::Error::io("open", user.path.display()))?;
-            let mapping = Mapping {
-                userns: pin.as_fd(),
-                root: (root(&user.uids), root(&user.gids)),
-            };
-            mounts::mount_rootfs_mapped(&lower, &upper, &work, &target, mapping)
-        })
-        .await
-        .map_err(|source| Error::Task {
-            op: "mount rootfs",
-            source,
-        })?
-        .map_err(|e| images::failed(&image)(e))
+        let want = crate::world::Rootfs {
+            image: object.spec.image.requested.clone(),
+            lower,
+            upper: own.join("upper"),
+            work: own.join("work"),
+            target,
+            user: sandbox::pins(&cx.world.paths, &sandbox).user,
+        };
+        cx.world.mounts.rootfs(want).await
     }
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {
         let target = cx.world.paths.rootfs(&object.spec.sandbox, object.uid());
-        unmount(&target)?;
-        unlink(&target.with_extension("new"))?;
-        mounts::clear_scratch(&target.with_file_name("mapped"))
-            .map_err(images::failed(&object.spec.image.requested))?;
+        cx.world.mounts.unmount(&target)?;
+        cx.world.files.unlink(&target.with_extension("new"))?;
+        cx.world.mounts.clear_scratch(&target.with_file_name("mapped"))?;
         Ok(Undone::Done)
     }
-}
-
-/// Root of a user namespace is another user on the host, and must reach its root file system.
-fn lets_through(target: &Path) -> Result<()> {
-    for dir in target.ancestors().skip(1) {
-        let mode = dir.metadata().map_err(Error::io("look at", dir))?.mode();
-        if mode & 0o001 == 0 {
-            return Err(Error::Refused(format!(
-                "directory {}: a pod with a user namespace needs it open to other users (chmod o+x)",
-                dir.display()
-            )));
-        }
-    }
-    Ok(())
 }

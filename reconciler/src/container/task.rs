@@ -1,8 +1,8 @@
 //! Stage `task`: the container's processes, started once and ended once.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use shim::Client;
 use shim::api::{PidNamespace, RunRequest, StopRequest};
 use shim::record::RunRecord;
 use state::container::{ContainerGoal, ContainerKind};
@@ -10,13 +10,12 @@ use state::sandbox::NamespaceMode;
 use state::{Container, PodSandbox};
 
 use super::{bundle, cgroup_path, dir, io, log, run_record, spec};
-use crate::engine::record::read;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Class, Error, Result};
 use crate::sandbox;
-use crate::world::Paths;
 use crate::world::linux::shims::fault;
+use crate::world::{Paths, Shim};
 
 pub struct Task;
 
@@ -33,8 +32,8 @@ impl Stage<ContainerKind> for Task {
     const NAME: &'static str = "task";
 
     async fn observe(cx: &Context, object: &Container) -> Result<Have> {
-        let run = run_record(&cx.world.paths, object)?.unwrap_or_default();
-        let pid = live::pid(&run, &cx.world.clock.boot_id);
+        let run = run_record(&cx.world, object)?.unwrap_or_default();
+        let pid = live::pid(&cx.world, &run);
         let begun = run.start.is_some() && run.end.is_none();
         if pid.is_some() {
             io::hold(cx, object);
@@ -82,7 +81,7 @@ impl Stage<ContainerKind> for Task {
                 Ok(())
             }
             // Its run record says StartError: the pass reads that as the container's end.
-            Err(e) => Err(match run_record(&cx.world.paths, object)?.and_then(|run| run.end) {
+            Err(e) => Err(match run_record(&cx.world, object)?.and_then(|run| run.end) {
                 Some(end) => Error::Shim {
                     op: "start container",
                     id: object.spec.name.clone(),
@@ -102,10 +101,10 @@ impl Stage<ContainerKind> for Task {
         if have.run.start.is_some() && have.run.end.is_none() {
             let client = shim_of(cx, &sandbox).await?;
             let mut changed = cx.world.runs.subscribe();
-            stop(cx, &sandbox, object, &client).await?;
+            stop(cx, &sandbox, object, &*client).await?;
             let own = dir(&cx.world.paths, object);
             loop {
-                if run_record(&cx.world.paths, object)?.is_some_and(|run| run.end.is_some()) {
+                if run_record(&cx.world, object)?.is_some_and(|run| run.end.is_some()) {
                     break;
                 }
                 tokio::select! {
@@ -129,7 +128,7 @@ impl Stage<ContainerKind> for Task {
     }
 }
 
-async fn shim_of(cx: &Context, sandbox: &PodSandbox) -> Result<Client> {
+async fn shim_of(cx: &Context, sandbox: &PodSandbox) -> Result<Arc<dyn Shim>> {
     let pod = &sandbox.spec.pod;
     cx.world.shims.ensure(&pod.namespace, &pod.name, sandbox.uid()).await
 }
@@ -162,8 +161,8 @@ fn grace(object: &Container, sandbox: &PodSandbox) -> i64 {
     }
 }
 
-async fn stop(cx: &Context, sandbox: &PodSandbox, object: &Container, client: &Client) -> Result<()> {
-    let name = match bundle::Have::read(&cx.world.paths, object)? {
+async fn stop(cx: &Context, sandbox: &PodSandbox, object: &Container, client: &dyn Shim) -> Result<()> {
+    let name = match bundle::Have::read(&cx.world, object)? {
         Some(have) => have.stop_signal().to_owned(),
         None => "SIGTERM".to_owned(),
     };
@@ -197,11 +196,12 @@ async fn clear(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result
 /// cgroup v2 has no file for device rules: a program on the container's cgroup keeps them, from before its first
 /// process.
 fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
-    if !cx.world.cgroups.v2 {
+    let path = cgroup_path(cx, sandbox, object);
+    let Some(dir) = cx.world.cgroups.v2_dir(&path) else {
         return Ok(());
-    }
+    };
     let config = bundle::path(&cx.world.paths, object).join("config.json");
-    let text = read(&config)?.unwrap_or_default();
+    let text = cx.world.files.read(&config)?.unwrap_or_default();
     let spec: oci_spec::runtime::Spec = serde_json::from_slice(&text)
         .map_err(std::io::Error::other)
         .map_err(Error::io("read", &config))?;
@@ -209,11 +209,7 @@ fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Resu
     let rules = resources
         .and_then(|resources| resources.devices().clone())
         .unwrap_or_default();
-    let path = cgroup_path(cx, sandbox, object);
     cx.world.cgroups.ensure(&path)?;
-    let Some(dir) = cx.world.cgroups.dir("", &path) else {
-        return Ok(());
-    };
     spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 

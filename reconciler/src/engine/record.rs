@@ -3,8 +3,6 @@
 //! It is made before anything else of the object and renewed before a changed wish is acted on. It is not flushed: the
 //! store is the promise. Its undo comes last and is one rename of the whole directory into the trash.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use state::{Kind, Object};
@@ -12,8 +10,8 @@ use state::{Kind, Object};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
-use crate::world::linux::images;
-use crate::world::{Paths, paths};
+use crate::world::paths::DIR_MODE;
+use crate::world::{Paths, World};
 
 /// Name of the copy in an object's directory.
 pub const COPY: &str = "record.json";
@@ -33,32 +31,6 @@ pub fn text<K: Kind>(object: &Object<K>) -> Vec<u8> {
     delivered.to_json().unwrap_or_default()
 }
 
-/// Writes a file under a temporary name and renames it.
-pub fn replace(path: &Path, text: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let temp = path.with_file_name(name);
-    fs::write(&temp, text).map_err(Error::io("write", &temp))?;
-    fs::rename(&temp, path).map_err(Error::io("rename", path))
-}
-
-/// Reads a small file of ours; absent is `None`.
-pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    match fs::read(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io("read", path)(e)),
-    }
-}
-
-/// Unlinks a file; absent is success.
-pub fn unlink(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
-        _ => Ok(()),
-    }
-}
-
 /// The stage `record`.
 pub struct Record;
 
@@ -74,7 +46,7 @@ impl<K: Placed> Stage<K> for Record {
 
     async fn observe(cx: &Context, object: &Object<K>) -> Result<Have> {
         let path = K::dir(&cx.world.paths, object).join(COPY);
-        Ok(match read(&path)? {
+        Ok(match cx.world.files.read(&path)? {
             None => Have::Absent,
             Some(old) if old == text(object) => Have::Same,
             Some(_) => Have::Other,
@@ -95,43 +67,31 @@ impl<K: Placed> Stage<K> for Record {
 
     async fn act(cx: &Context, object: &Object<K>, _: &Step) -> Result<()> {
         let dir = K::dir(&cx.world.paths, object);
-        paths::make_dir(&dir)?;
-        replace(&dir.join(COPY), &text(object))
+        cx.world.files.make_dir(&dir, DIR_MODE)?;
+        cx.world.files.replace(&dir.join(COPY), &text(object))
     }
 
     async fn undo(cx: &Context, object: &Object<K>) -> Result<Undone> {
         if let Some(dir) = K::state_dir(&cx.world.paths, object) {
-            remove_empty_tree(&dir)?;
+            remove_empty_tree(&cx.world, &dir)?;
         }
-        cx.world
-            .trash
-            .bury(&K::dir(&cx.world.paths, object))
-            .map_err(images::failed("trash"))?;
+        cx.world.files.bury(&K::dir(&cx.world.paths, object))?;
         Ok(Undone::Done)
     }
 }
 
 /// Removes a small tree of ours on the tmpfs without crossing into a mount: a directory that is still a mount point
 /// refuses with EBUSY, and nothing below it was touched.
-pub fn remove_empty_tree(dir: &Path) -> Result<()> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(Error::io("list", dir)(e)),
-    };
-    for entry in entries.flatten() {
-        let path = entry.path();
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            if crate::world::linux::files::is_mount_point(&path)? {
-                return Err(Error::Pending(format!("{} is still mounted", path.display())));
-            }
-            remove_empty_tree(&path)?;
+pub fn remove_empty_tree(world: &World, dir: &Path) -> Result<()> {
+    for entry in world.files.list(dir)? {
+        let path = dir.join(&entry.name);
+        if !entry.is_dir {
+            world.files.unlink(&path)?;
+        } else if world.mounts.is_mounted(&path)? {
+            return Err(Error::Pending(format!("{} is still mounted", path.display())));
         } else {
-            unlink(&path)?;
+            remove_empty_tree(world, &path)?;
         }
     }
-    match fs::remove_dir(dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", dir)(e)),
-        _ => Ok(()),
-    }
+    world.files.remove_dir(dir)
 }

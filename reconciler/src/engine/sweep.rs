@@ -4,7 +4,6 @@
 //! daemon looks twice, half a minute apart.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use state::container::ContainerKind;
@@ -19,8 +18,7 @@ use crate::engine::record::{COPY, remove_empty_tree};
 use crate::engine::stage::Risk;
 use crate::error::Result;
 use crate::world::Paths;
-use crate::world::linux::mounts::MountTable;
-use crate::world::linux::{files, images, netns};
+use crate::world::linux::netns::Pin;
 
 /// Something of ours without a record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,7 +76,7 @@ pub async fn judge(cx: &Context, orphan: &Orphan) -> Judged {
         Orphan::Sandbox(uid) | Orphan::Record(uid, _) => {
             let mut dirs = vec![paths.pod(uid)];
             dirs.extend(
-                names(&paths.pod(uid).join("containers"))
+                names(cx, &paths.pod(uid).join("containers"))
                     .iter()
                     .map(|c| paths.container(uid, c)),
             );
@@ -91,7 +89,8 @@ pub async fn judge(cx: &Context, orphan: &Orphan) -> Judged {
             (dir, lives)
         }
         Orphan::Cgroup(path) => {
-            if let Some(pid) = cx.world.cgroups.processes(path).first() {
+            let real = cx.world.usage.as_ref();
+            if let Some(pid) = real.and_then(|real| real.processes(path).first().copied()) {
                 return Judged {
                     risk: Risk::C,
                     reason: "ForeignProcesses",
@@ -104,7 +103,7 @@ pub async fn judge(cx: &Context, orphan: &Orphan) -> Judged {
     };
     match lives {
         None => Judged::plain(Risk::A),
-        Some(pid) if dir.join(COPY).exists() => Judged {
+        Some(pid) if cx.world.files.exists(&dir.join(COPY)) => Judged {
             risk: Risk::C,
             reason: "RecordLost",
             message: format!("process {pid} lives and {COPY} lies beside it, but the database does not know it"),
@@ -128,27 +127,31 @@ impl Judged {
 
 /// The living process of the run record in a directory.
 fn pid(cx: &Context, dir: &Path) -> Option<i32> {
-    let run = shim::record::read(&Paths::run_record(dir)).ok()??;
-    live::pid(&run, &cx.world.clock.boot_id)
+    let run = cx.world.files.run_record(&Paths::run_record(dir)).ok()??;
+    live::pid(&cx.world, &run)
 }
 
 /// Lists what has no record.
 pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
     let paths = &cx.world.paths;
     let mut sandboxes: BTreeSet<String> = BTreeSet::new();
-    sandboxes.extend(netns::list(&paths.instance).unwrap_or_default());
+    sandboxes.extend(cx.world.netns.list().unwrap_or_default());
     sandboxes.extend(cx.world.network.list().await?);
-    sandboxes.extend(names(&paths.pods()));
-    sandboxes.extend(names(&paths.state.join("pods")));
+    sandboxes.extend(names(cx, &paths.pods()));
+    sandboxes.extend(names(cx, &paths.state.join("pods")));
     let mut containers = BTreeSet::new();
     for sandbox in &sandboxes {
         for dir in [paths.pod(sandbox), paths.pod_state(sandbox)] {
-            containers.extend(names(&dir.join("containers")).into_iter().map(|c| (sandbox.clone(), c)));
+            containers.extend(
+                names(cx, &dir.join("containers"))
+                    .into_iter()
+                    .map(|c| (sandbox.clone(), c)),
+            );
         }
     }
     let cgroups = cx.world.cgroups.children(&paths.default_cgroup());
-    let images = names(&paths.root.join("images"));
-    let declared = names(&paths.root.join("declared"));
+    let images = names(cx, &paths.root.join("images"));
+    let declared = names(cx, &paths.root.join("declared"));
     // From here on the records are read.
     let known = |uid: &str| {
         cx.store.get::<SandboxKind>(uid).is_some()
@@ -169,7 +172,7 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
     let of_orphan = |name: &String| {
         sandboxes
             .iter()
-            .any(|s| s == name || paths.pod(s).join("containers").join(name).exists())
+            .any(|s| s == name || cx.world.files.exists(&paths.pod(s).join("containers").join(name)))
     };
     let stray = cgroups.into_iter().filter(|name| !known(name) && !of_orphan(name));
     found.extend(stray.map(|name| Orphan::Cgroup(format!("{}/{name}", paths.default_cgroup()))));
@@ -181,7 +184,11 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
         .into_iter()
         .filter(|u| cx.store.get::<PodKind>(u).is_none() && !cx.store.quarantined(u));
     found.extend(gone.map(|uid| Orphan::Directory(format!("declared/{uid}"))));
-    found.extend(trashed_mounts(&paths.root.join("trash")).into_iter().map(Orphan::Mount));
+    found.extend(
+        trashed_mounts(cx, &paths.root.join("trash"))
+            .into_iter()
+            .map(Orphan::Mount),
+    );
     let containers = cx.store.list::<ContainerKind>();
     let lone = containers.iter().filter(|c| !known(&c.spec.sandbox));
     found.extend(lone.map(|c| Orphan::Record(c.spec.sandbox.clone(), c.uid().to_owned())));
@@ -189,23 +196,17 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
 }
 
 /// Mounts below the trash, deepest first: they keep it from being emptied.
-fn trashed_mounts(trash: &Path) -> Vec<PathBuf> {
-    let prefix = [trash.to_owned()];
-    let table = MountTable::read().unwrap_or_default();
-    let below = table.ours(&prefix).filter(|mount| mount.target != trash);
-    below.map(|mount| mount.target.clone()).collect()
+fn trashed_mounts(cx: &Context, trash: &Path) -> Vec<PathBuf> {
+    let mut below = cx.world.mounts.below(&[trash.to_owned()]).unwrap_or_default();
+    below.retain(|mount| mount != trash);
+    below
 }
 
 /// The children of a directory that look like uids.
-fn names(dir: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|e| e.file_name().into_string().ok())
-        .filter(|n| !n.starts_with('.'))
-        .collect()
+fn names(cx: &Context, dir: &Path) -> Vec<String> {
+    let entries = cx.world.files.list(dir).unwrap_or_default();
+    let names = entries.into_iter().map(|entry| entry.name);
+    names.filter(|name| !name.starts_with('.')).collect()
 }
 
 /// Takes one orphan down.
@@ -220,26 +221,20 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
             if let Some(client) = cx.world.shims.find(sandbox).await {
                 let _ = client.delete(uid).await;
             }
-            unmount_below(&[state.clone(), paths.container(sandbox, uid)])?;
-            remove_empty_tree(&state)?;
-            cx.world
-                .trash
-                .bury(&paths.container(sandbox, uid))
-                .map_err(crate::world::linux::images::failed("trash"))
+            unmount_below(cx, &[state.clone(), paths.container(sandbox, uid)])?;
+            remove_empty_tree(&cx.world, &state)?;
+            cx.world.files.bury(&paths.container(sandbox, uid))
         }
         Orphan::Cgroup(path) => {
             cx.world.cgroups.kill(path)?;
             cx.world.cgroups.remove(path)
         }
-        Orphan::Directory(path) => cx
-            .world
-            .trash
-            .bury(&paths.root.join(path))
-            .map_err(crate::world::linux::images::failed("trash")),
-        Orphan::Mount(path) => files::unmount_only(path),
+        Orphan::Directory(path) => cx.world.files.bury(&paths.root.join(path)),
+        Orphan::Mount(path) => cx.world.mounts.unmount_only(path),
         Orphan::Record(sandbox, uid) => {
             // Its things went with those of its sandbox.
-            if paths.pod(sandbox).exists() || paths.pod_state(sandbox).exists() {
+            let files = &cx.world.files;
+            if files.exists(&paths.pod(sandbox)) || files.exists(&paths.pod_state(sandbox)) {
                 sweep_sandbox(cx, sandbox).await?;
             }
             cx.store.delete::<ContainerKind>(uid).await?;
@@ -249,25 +244,25 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
 }
 
 /// Unmounts what is mounted below directories of ours, deepest first.
-fn unmount_below(dirs: &[PathBuf]) -> Result<()> {
-    let table = MountTable::read().map_err(images::failed("mounts"))?;
-    for mount in table.ours(dirs) {
-        files::unmount_only(&mount.target)?;
+fn unmount_below(cx: &Context, dirs: &[PathBuf]) -> Result<()> {
+    for mount in cx.world.mounts.below(dirs)? {
+        cx.world.mounts.unmount_only(&mount)?;
     }
     Ok(())
 }
 
 /// The cgroup that its sandbox's copy gives as parent, for one that is gone from the database.
-fn parent(dir: &Path) -> Option<String> {
-    let copy: serde_json::Value = serde_json::from_slice(&fs::read(dir.join(COPY)).ok()?).ok()?;
+fn parent(cx: &Context, dir: &Path) -> Option<String> {
+    let copy = cx.world.files.read(&dir.join(COPY)).ok()??;
+    let copy: serde_json::Value = serde_json::from_slice(&copy).ok()?;
     let parent = copy.pointer("/spec/cgroupParent")?.as_str()?.trim_end_matches('/');
     (parent.starts_with('/') && !parent.contains("..")).then(|| parent.to_owned())
 }
 
 async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
     let paths = &cx.world.paths;
-    if let Some(parent) = parent(&paths.pod(uid)) {
-        let mut below = names(&paths.pod(uid).join("containers"));
+    if let Some(parent) = parent(cx, &paths.pod(uid)) {
+        let mut below = names(cx, &paths.pod(uid).join("containers"));
         below.push(uid.to_owned());
         for name in below {
             cx.world.cgroups.kill(&format!("{parent}/{name}"))?;
@@ -283,7 +278,7 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         cx.world.shims.remove(uid).await?;
     }
     for name in cx.world.cgroups.children(&paths.default_cgroup()) {
-        let inside = paths.pod(uid).join("containers").join(&name).exists() || name == uid;
+        let inside = cx.world.files.exists(&paths.pod(uid).join("containers").join(&name)) || name == uid;
         if inside {
             let path = format!("{}/{name}", paths.default_cgroup());
             cx.world.cgroups.kill(&path)?;
@@ -291,7 +286,7 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         }
     }
     let pin = paths.netns(uid);
-    let live = matches!(netns::observe(&pin), Ok(netns::Pin::Ns { .. }));
+    let live = matches!(cx.world.netns.observe(&pin), Ok(Pin::Ns { .. }));
     cx.world
         .network
         .remove(uid, &paths.pod(uid), live.then_some(pin.as_path()))
@@ -302,14 +297,9 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         paths.pod_state(uid).join("ns/ipc"),
         paths.pod_state(uid).join("ns/uts"),
     ] {
-        netns::remove(&pin)
-            .map_err(std::io::Error::other)
-            .map_err(crate::Error::io("unpin", &pin))?;
+        cx.world.netns.remove(&pin)?;
     }
-    unmount_below(&[paths.pod(uid), paths.pod_state(uid)])?;
-    remove_empty_tree(&paths.pod_state(uid))?;
-    cx.world
-        .trash
-        .bury(&paths.pod(uid))
-        .map_err(crate::world::linux::images::failed("trash"))
+    unmount_below(cx, &[paths.pod(uid), paths.pod_state(uid)])?;
+    remove_empty_tree(&cx.world, &paths.pod_state(uid))?;
+    cx.world.files.bury(&paths.pod(uid))
 }

@@ -23,11 +23,8 @@ impl Stage<ImageKind> for Blobs {
     const NAME: &'static str = "blobs";
 
     async fn observe(cx: &Context, object: &Image) -> Result<Have> {
-        let content = cx.world.images.content();
         let loaded = loaded(cx, object).await?;
-        let missing = loaded.map_or(0, |l| {
-            l.blobs().filter(|blob| !content.exists(blob).unwrap_or(false)).count()
-        });
+        let missing = loaded.map_or(0, |image| cx.world.images.missing_blobs(&image));
         let pulls = cx.store.owned::<PullKind>(object.uid()).len();
         Ok(Have { missing, pulls })
     }

@@ -39,7 +39,7 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
         roots.layers.extend(status.chain_ids.iter().cloned());
     }
     for container in cx.store.list::<ContainerKind>() {
-        if let Some(stand) = Stand::read(&cx.world.paths, &container)? {
+        if let Some(stand) = Stand::read(&cx.world, &container)? {
             for image in stand.images() {
                 roots.manifests.insert(image.manifest_digest.to_owned());
                 roots.layers.extend(image.chain_ids.iter().cloned());

@@ -4,7 +4,7 @@ use state::Image;
 use state::image::{ImageKind, ImageSource, ImageStatus};
 
 use super::manifest::Loaded;
-use super::{builtin, pull};
+use super::pull;
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Class, Error, Result};
@@ -23,11 +23,7 @@ pub struct Have {
 pub async fn digest(cx: &Context, object: &Image) -> Result<Option<String>> {
     Ok(match &object.spec.source {
         ImageSource::Archive { manifest_digest } => Some(manifest_digest.clone()),
-        ImageSource::BuiltIn => {
-            let found = cx.world.images.content().resolve(builtin::REFERENCE);
-            let found = found.map_err(crate::world::linux::images::failed(builtin::REFERENCE))?;
-            found.map(|descriptor| descriptor.digest().to_string())
-        }
+        ImageSource::BuiltIn => cx.world.images.find_builtin()?,
         ImageSource::Registry => Some(object.spec.digest.clone()).filter(|digest| !digest.is_empty()),
     })
 }

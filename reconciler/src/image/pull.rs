@@ -202,9 +202,10 @@ async fn record(cx: &Context, object: &Pull, reference: &Reference, pulled: &Pul
         image.meta.generation,
         Error::Pending(format!("image {name} was removed meanwhile")),
     );
-    let ready = cx
-        .store
-        .wait::<ImageKind, _, _>(image.uid(), Some(Instant::now() + LOOK), |now| match now {
+    let ready = cx.store.wait::<ImageKind, _, _>(
+        image.uid(),
+        Some(tokio::time::Instant::now().into_std() + LOOK),
+        |now| match now {
             Some(now) if !now.meta.deleted() => {
                 let status = &now.status;
                 match status.phase {
@@ -215,7 +216,8 @@ async fn record(cx: &Context, object: &Pull, reference: &Reference, pulled: &Pul
                 }
             }
             _ => Some(None),
-        });
+        },
+    );
     match ready.await? {
         Some(Ok(id)) => Ok(id),
         Some(Err(problem)) => Err(Error::Image {

@@ -14,7 +14,6 @@ use crate::container::spec::HostFacts;
 use crate::engine::controller::Next;
 use crate::engine::{Context, conditions};
 use crate::error::{Error, Result};
-use crate::world::linux::mounts;
 
 /// How often disk usage of the image store is counted while somebody runs the daemon.
 const SAMPLE: Duration = Duration::from_secs(60);
@@ -71,7 +70,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         true => conditions::holds("NetworkReady"),
         false => conditions::fails("NetworkReady", &network.reason, network.message, false),
     });
-    all.push(match &cx.world.overlay {
+    all.push(match cx.world.mounts.overlay() {
         Ok(()) => conditions::holds("OverlayWorks"),
         Err(why) => conditions::fails("OverlayWorks", "RootFileSystemsAreCopies", why, false),
     });
@@ -85,7 +84,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     let status = NodeStatus {
         observed_generation: object.meta.generation,
         conditions: all,
-        cgroup_v2: cx.world.cgroups.v2,
+        cgroup_v2: cx.world.cgroups.v2(),
         root: cx.world.paths.root.display().to_string(),
         state: cx.world.paths.state.display().to_string(),
         image_store: cx.world.images.dir().display().to_string(),
@@ -112,12 +111,7 @@ async fn user_namespaces(cx: &Context, kernel: (u32, u32)) -> Result<bool> {
     if let Some(known) = KNOWN.get() {
         return Ok(*known);
     }
-    let (dir, shim) = (cx.world.images.dir().to_owned(), cx.world.shims.exe().to_owned());
-    let found = tokio::task::spawn_blocking(move || kernel >= (5, 19) && mounts::can_map(&dir, &shim));
-    let found = found.await.map_err(|source| Error::Task {
-        op: "try id-mapped mounts",
-        source,
-    })?;
+    let found = kernel >= (5, 19) && cx.world.mounts.can_map().await;
     Ok(*KNOWN.get_or_init(|| found))
 }
 

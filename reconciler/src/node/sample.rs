@@ -14,6 +14,7 @@ use state::usage::{Able, Answer, Ask, CgroupUsage, ContainerUsage, DiskUsage, Ne
 use state::{Container, PodSandbox};
 
 use crate::engine::Context;
+use crate::world::linux::cgroup::Cgroups;
 use crate::world::linux::usage::{self, disk, network};
 use crate::{container, sandbox};
 
@@ -28,9 +29,13 @@ const FORGOTTEN: Duration = Duration::from_secs(600);
 
 /// Answers until the loop ends.
 pub async fn run(cx: Arc<Context>) {
+    let Some(node) = cx.world.usage.clone() else {
+        return;
+    };
     let mut questions = cx.store.questions();
     let sampler = Arc::new(Sampler {
-        able: usage::able(&cx.world.cgroups),
+        able: usage::able(&node),
+        node,
         cgroups: Mutex::default(),
         layers: Mutex::default(),
         cx,
@@ -46,6 +51,7 @@ pub async fn run(cx: Arc<Context>) {
 
 struct Sampler {
     cx: Arc<Context>,
+    node: Arc<Cgroups>,
     able: Able,
     /// The newest sample of each cgroup, by its path.
     cgroups: Mutex<HashMap<String, Sample>>,
@@ -152,7 +158,7 @@ impl Sampler {
                 continue;
             };
             let detail = detail
-                .then(|| usage::detail(&self.cx.world.cgroups, &target.path, target.pid, &target.upper))
+                .then(|| usage::detail(&self.node, &target.path, target.pid, &target.upper))
                 .flatten();
             let usage = ContainerUsage {
                 cgroup,
@@ -199,7 +205,7 @@ impl Sampler {
         {
             return Some(sample.usage.clone());
         }
-        let usage = usage::cgroup(&self.cx.world.cgroups, path, self.cx.world.clock.now_ns())?;
+        let usage = usage::cgroup(&self.node, path, self.cx.world.clock.now_ns())?;
         Some(self.keep(path, usage))
     }
 

@@ -1,19 +1,15 @@
 //! Stage `volumes`: emptyDir directories of a pod, and checks of its host paths.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::mount::{MsFlags, mount};
 use state::Pod;
 use state::pod::{PodKind, Volume, VolumeSource};
 
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
-use crate::world::Paths;
-use crate::world::linux::files::{is_mount_point, unmount};
-use crate::world::paths::make_dir;
+use crate::world::paths::DIR_MODE;
+use crate::world::{Paths, World};
 
 pub struct Volumes;
 
@@ -43,12 +39,12 @@ impl Stage<PodKind> for Volumes {
             let path = path(&cx.world.paths, object, volume);
             let there = match &volume.source {
                 VolumeSource::EmptyDir { memory: true, .. } => {
-                    let mounted = is_mount_point(&path)?;
+                    let mounted = cx.world.mounts.is_mounted(&path)?;
                     have.mounted |= mounted;
                     mounted
                 }
-                VolumeSource::EmptyDir { .. } => path.is_dir(),
-                VolumeSource::HostPath { kind, .. } => kind.is_empty() || path.exists(),
+                VolumeSource::EmptyDir { .. } => cx.world.files.exists(&path),
+                VolumeSource::HostPath { kind, .. } => kind.is_empty() || cx.world.files.exists(&path),
             };
             if !there {
                 have.missing.get_or_insert_with(|| volume.name.clone());
@@ -70,7 +66,7 @@ impl Stage<PodKind> for Volumes {
 
     async fn act(cx: &Context, object: &Pod, _: &Step) -> Result<()> {
         for volume in &object.spec.volumes {
-            make(&path(&cx.world.paths, object, volume), &volume.source)?;
+            make(&cx.world, &path(&cx.world.paths, object, volume), &volume.source)?;
         }
         Ok(())
     }
@@ -78,34 +74,27 @@ impl Stage<PodKind> for Volumes {
     async fn undo(cx: &Context, object: &Pod) -> Result<Undone> {
         for volume in &object.spec.volumes {
             if let VolumeSource::EmptyDir { memory: true, .. } = volume.source {
-                unmount(&path(&cx.world.paths, object, volume))?;
+                cx.world.mounts.unmount(&path(&cx.world.paths, object, volume))?;
             }
         }
         Ok(Undone::Done)
     }
 }
 
-fn make(path: &Path, source: &VolumeSource) -> Result<()> {
+fn make(world: &World, path: &Path, source: &VolumeSource) -> Result<()> {
+    let files = &world.files;
     match source {
         VolumeSource::EmptyDir { memory, size_limit } => {
-            make_dir(path)?;
-            if *memory && !is_mount_point(path)? {
-                let size = if *size_limit > 0 {
-                    format!(",size={size_limit}")
-                } else {
-                    String::new()
-                };
-                let options = format!("mode=1777{size}");
-                let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-                let mounted = mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()));
-                mounted.map_err(Error::sys("mount tmpfs on", path))?;
+            files.make_dir(path, DIR_MODE)?;
+            if *memory {
+                world.mounts.tmpfs(path, *size_limit)?;
             }
-            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).map_err(Error::io("set mode of", path))
+            files.set_mode(path, 0o777)
         }
         VolumeSource::HostPath { kind, .. } => match kind.as_str() {
-            "DirectoryOrCreate" => fs::create_dir_all(path).map_err(Error::io("make directory", path)),
-            "FileOrCreate" if !path.exists() => fs::write(path, b"").map_err(Error::io("make", path)),
-            "Directory" | "File" if !path.exists() => Err(Error::Refused(format!(
+            "DirectoryOrCreate" => files.make_dir(path, 0o777),
+            "FileOrCreate" if !files.exists(path) => files.replace(path, b""),
+            "Directory" | "File" if !files.exists(path) => Err(Error::Refused(format!(
                 "spec.volumes: hostPath {} does not exist",
                 path.display()
             ))),

@@ -6,11 +6,9 @@ use std::time::UNIX_EPOCH;
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::statvfs::statvfs;
-use state::reference::Reference;
 
 use super::finding::{Finding, Severity};
 use crate::engine::Context;
-use crate::world::linux::network;
 
 /// Less free than this, and pulls and new pods fail soon, bytes.
 const LOW_BYTES: u64 = 256 << 20;
@@ -28,7 +26,7 @@ pub fn findings(cx: &Context) -> Vec<Finding> {
     found.extend(descriptors());
     found.extend(cni(cx));
     found.extend(hosts(cx));
-    if let Err(why) = &cx.world.overlay {
+    if let Err(why) = cx.world.mounts.overlay() {
         let message = format!("{why}: every root file system is a copy of its image");
         found.push(Finding::new("overlay", Severity::Note, "node", message));
     }
@@ -100,60 +98,25 @@ fn descriptors() -> Option<Finding> {
     })
 }
 
-/// A directory without a configuration is wrong only where CNI was asked for; one that cannot be used is always.
 fn cni(cx: &Context) -> Option<Finding> {
-    let network = &cx.world.network;
-    let ready = network.ready();
-    if ready.ok || network.mode() == network::Mode::Builtin {
-        return None;
-    }
-    let dir = network.cni_conf_dir();
-    let files = fs::read_dir(dir).into_iter().flatten().flatten();
-    let any = files
-        .filter(|e| {
-            let name = e.file_name();
-            let name = name.to_string_lossy();
-            name.ends_with(".conf") || name.ends_with(".conflist") || name.ends_with(".json")
-        })
-        .count();
-    (any > 0 || network.mode() == network::Mode::Cni)
-        .then(|| Finding::new("cni", Severity::Human, dir.display().to_string(), ready.message))
+    let (dir, why) = cx.world.network.misconfigured()?;
+    Some(Finding::new("cni", Severity::Human, dir.display().to_string(), why))
 }
 
 /// Lines of `hosts.toml` and files beside it that are not used.
 fn hosts(cx: &Context) -> Vec<Finding> {
-    let mut found = Vec::new();
-    let registry = cx.world.images.registry();
-    let mut told = std::collections::BTreeSet::new();
-    for root in registry.hosts_roots() {
-        for entry in fs::read_dir(root).into_iter().flatten().flatten().take(1000) {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let host = match name.strip_suffix('_').and_then(|n| n.rsplit_once('_')) {
-                Some((host, port)) => format!("{host}:{port}"),
-                None if name == "_default" => "example.invalid".to_owned(),
-                None => name,
-            };
-            let Ok(reference) = Reference::parse(&format!("{host}/x:1"), "certs.d") else {
-                continue;
-            };
-            for line in registry.explain(&reference).ignored {
-                if told.insert(line.to_string()) {
-                    let finding = Finding::new(
-                        "hosts.toml",
-                        Severity::Human,
-                        line.file.display().to_string(),
-                        line.to_string(),
-                    );
-                    found.push(finding.repair(format!("reconcile images explain {host}/x:1")));
-                }
-            }
-        }
-    }
-    found
+    let ignored = cx.world.images.ignored_settings().into_iter();
+    ignored
+        .map(|(reference, line)| {
+            let (file, line) = (line.file.display().to_string(), line.to_string());
+            let finding = Finding::new("hosts.toml", Severity::Human, file, line);
+            finding.repair(format!("reconcile images explain {reference}"))
+        })
+        .collect()
 }
 
 fn cgroups(cx: &Context) -> Vec<Finding> {
-    let missing = cx.world.cgroups.lacking();
+    let missing = cx.world.usage.as_ref().map(|real| real.lacking()).unwrap_or_default();
     missing
         .into_iter()
         .map(|controller| {

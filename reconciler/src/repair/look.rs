@@ -34,6 +34,9 @@ pub async fn findings(cx: &Arc<Context>) -> Vec<Finding> {
     let sandboxes = cx.store.list::<SandboxKind>();
     let shims = join_all(sandboxes.iter().map(|sandbox| shim(cx, sandbox))).await;
     found.extend(shims.into_iter().flatten());
+    if cx.world.usage.is_none() {
+        return found;
+    }
     let work = cx.clone();
     let look = tokio::task::spawn_blocking(move || kernel(&work));
     match tokio::time::timeout(BOUND, look).await {
@@ -75,7 +78,7 @@ fn quarantined(cx: &Context) -> Vec<Finding> {
 /// A shim that does not answer, or that is of another version than this program.
 async fn shim(cx: &Context, sandbox: &PodSandbox) -> Option<Finding> {
     let dir = cx.world.paths.shim(sandbox.uid());
-    if !dir.exists() {
+    if !cx.world.files.exists(&dir) {
         return None;
     }
     let name = format!("PodSandbox {}", sandbox.meta.name);
@@ -120,7 +123,7 @@ async fn shim(cx: &Context, sandbox: &PodSandbox) -> Option<Finding> {
 
 /// The pid of a sandbox's shim, from its command line.
 fn shim_pid(cx: &Context, uid: &str) -> Option<i32> {
-    let pids = cx.world.cgroups.processes(cx.world.shims.cgroup());
+    let pids = cx.world.usage.as_ref()?.processes(cx.world.shims.cgroup());
     pids.into_iter().find(|pid| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).contains(uid)
@@ -133,10 +136,10 @@ fn kernel(cx: &Context) -> Vec<Finding> {
     let clock = &cx.world.clock;
     let boot = clock.now_ns() - i64::try_from(clock.boottime_ns()).unwrap_or(0);
     for object in cx.store.list::<ContainerKind>() {
-        let Ok(Some(run)) = container::run_record(&cx.world.paths, &object) else {
+        let Ok(Some(run)) = container::run_record(&cx.world, &object) else {
             continue;
         };
-        let Some(pid) = live::pid(&run, &cx.world.clock.boot_id) else {
+        let Some(pid) = live::pid(&cx.world, &run) else {
             continue;
         };
         found.extend(missing_mount(cx, &object, pid));

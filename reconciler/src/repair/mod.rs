@@ -187,9 +187,7 @@ async fn once(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
             Err(e) => report.failed.push(format!("{orphan:?}: {e}")),
         }
     }
-    let trash = cx.clone();
-    let emptied = tokio::task::spawn_blocking(move || trash.world.trash.empty()).await;
-    if let Ok(Err(e)) = emptied {
+    if let Err(e) = cx.world.files.empty_trash().await {
         report.failed.push(format!("trash: {e}"));
     }
     report.findings = look::findings(cx).await;

@@ -1,20 +1,16 @@
 //! Stage `files`: hostname, hosts, resolv.conf and /dev/shm (CRI contract, sandbox files). Its undo takes down the
 //! images that containers had as volumes too.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use state::PodSandbox;
 use state::sandbox::{Dns, NamespaceMode, SandboxKind};
 
 use crate::engine::Context;
-use crate::engine::record::replace;
 use crate::engine::stage::{Stage, Step, Undone, Why};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::world::Paths;
-use crate::world::linux::files::{is_mount_point, unmount};
-use crate::world::linux::{images, mounts};
-use crate::world::paths::make_dir;
+use crate::world::paths::DIR_MODE;
 
 pub struct Files;
 
@@ -65,12 +61,15 @@ impl Stage<SandboxKind> for Files {
             ("hosts", &files.hosts),
             ("resolv.conf", &files.resolv_conf),
         ];
-        let shm = own_shm(object) && is_mount_point(&files.shm)?;
-        let mut missing = all.into_iter().find(|(_, path)| !path.exists()).map(|(name, _)| name);
+        let shm = own_shm(object) && cx.world.mounts.is_mounted(&files.shm)?;
+        let mut missing = all
+            .into_iter()
+            .find(|(_, path)| !cx.world.files.exists(path))
+            .map(|(name, _)| name);
         if own_shm(object) && !shm {
             missing = missing.or(Some("shm"));
         }
-        let images = cx.world.paths.image_volumes(object.uid()).exists();
+        let images = cx.world.files.exists(&cx.world.paths.image_volumes(object.uid()));
         let mounted = shm || images;
         Ok(Have { missing, mounted })
     }
@@ -91,55 +90,50 @@ impl Stage<SandboxKind> for Files {
     async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
         let files = paths(&cx.world.paths, object);
         let name = match object.spec.hostname.as_str() {
-            "" => host_name()?,
+            "" => host_name(cx)?,
             name => name.to_owned(),
         };
-        make(&files.hostname, || Ok(format!("{name}\n").into_bytes()))?;
-        make(&files.hosts, || host_file("/etc/hosts"))?;
-        make(&files.resolv_conf, || match &object.spec.dns {
-            None => host_file("/etc/resolv.conf"),
+        make(cx, &files.hostname, || Ok(format!("{name}\n").into_bytes()))?;
+        make(cx, &files.hosts, || host_file(cx, "/etc/hosts"))?;
+        make(cx, &files.resolv_conf, || match &object.spec.dns {
+            None => host_file(cx, "/etc/resolv.conf"),
             Some(dns) => Ok(resolv_conf(dns).into_bytes()),
         })?;
         if own_shm(object) {
-            make_dir(&files.shm)?;
-            mounts::mount_shm(&files.shm, SHM_BYTES).map_err(images::failed("/dev/shm"))?;
+            cx.world.files.make_dir(&files.shm, DIR_MODE)?;
+            cx.world.mounts.shm(&files.shm, SHM_BYTES)?;
         }
         Ok(())
     }
 
     async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
-        unmount(&cx.world.paths.shm(object.uid()))?;
+        let (files, mounts) = (&cx.world.files, &cx.world.mounts);
+        mounts.unmount(&cx.world.paths.shm(object.uid()))?;
         let volumes = cx.world.paths.image_volumes(object.uid());
-        mounts::clear_scratch(&volumes.join("mapped")).map_err(images::failed("image volume"))?;
-        for entry in fs::read_dir(&volumes).into_iter().flatten().flatten() {
-            unmount(&entry.path())?;
+        mounts.clear_scratch(&volumes.join("mapped"))?;
+        for entry in files.list(&volumes)? {
+            mounts.unmount(&volumes.join(entry.name))?;
         }
-        match fs::remove_dir(&volumes) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", volumes)(e)),
-            _ => {}
-        }
+        files.remove_dir(&volumes)?;
         Ok(Undone::Done)
     }
 }
 
-fn make(path: &Path, text: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
-    if path.exists() {
+fn make(cx: &Context, path: &Path, text: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+    if cx.world.files.exists(path) {
         return Ok(());
     }
-    replace(path, &text()?)
+    cx.world.files.replace(path, &text()?)
 }
 
-fn host_name() -> Result<String> {
-    let path = "/proc/sys/kernel/hostname";
-    Ok(fs::read_to_string(path)
-        .map_err(Error::io("read", path))?
-        .trim()
-        .to_owned())
+fn host_name(cx: &Context) -> Result<String> {
+    let text = host_file(cx, "/proc/sys/kernel/hostname")?;
+    Ok(String::from_utf8_lossy(&text).trim().to_owned())
 }
 
 /// A host file, or nothing where the host has none.
-fn host_file(path: &str) -> Result<Vec<u8>> {
-    Ok(crate::engine::record::read(Path::new(path))?.unwrap_or_default())
+fn host_file(cx: &Context, path: &str) -> Result<Vec<u8>> {
+    Ok(cx.world.files.read(Path::new(path))?.unwrap_or_default())
 }
 
 /// One `search` line, a `nameserver` line each, one `options` line; an empty configuration is an empty file.

@@ -16,7 +16,6 @@ mod shim;
 
 use std::path::PathBuf;
 
-use ::shim::record;
 use async_trait::async_trait;
 use state::container::ContainerPhase;
 use state::sandbox::{NamespaceMode, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec, SandboxStatus};
@@ -27,11 +26,12 @@ pub use files::paths as files;
 pub use netns::{pins, user_namespace};
 
 use crate::engine::pass::{Height, Staged, Summary};
-use crate::engine::record::{Placed, Record, read, replace};
+use crate::engine::record::{Placed, Record};
 use crate::engine::stage::{AnyStage, Listed, Why};
 use crate::engine::{Context, conditions, live};
 use crate::error::{Error, Result};
 use crate::world::Paths;
+use crate::world::paths::DIR_MODE;
 
 /// Rungs that a sandbox keeps when it has stopped: its record.
 const STOPPED: usize = 1;
@@ -78,12 +78,10 @@ impl Staged for SandboxKind {
 
     async fn facts(cx: &Context, object: &PodSandbox) -> Result<Facts> {
         let paths = &cx.world.paths;
-        let ended = read(&receipt(paths, object.uid()))?;
+        let ended = cx.world.files.read(&receipt(paths, object.uid()))?;
         let run = Paths::run_record(&paths.pod(object.uid()));
-        let pause = record::read(&run).map_err(crate::world::linux::shims::fault("read run record", object.uid()))?;
-        let pid = pause
-            .as_ref()
-            .and_then(|pause| live::pid(pause, &cx.world.clock.boot_id));
+        let pause = cx.world.files.run_record(&run)?;
+        let pid = pause.as_ref().and_then(|pause| live::pid(&cx.world, pause));
         Ok(Facts {
             alive: object.meta.delivered() && pid.is_some(),
             ended: ended.map(|text| String::from_utf8_lossy(&text).into_owned()),
@@ -113,9 +111,11 @@ impl Staged for SandboxKind {
 
     async fn ended(cx: &Context, object: &PodSandbox, why: &Why) -> Result<()> {
         tracing::warn!(reason = why.reason, "sandbox has ended: {}", why.message);
-        crate::world::paths::make_dir(&cx.world.paths.pod(object.uid()))?;
+        cx.world.files.make_dir(&cx.world.paths.pod(object.uid()), DIR_MODE)?;
         let text = format!("{}: {}", why.reason, why.message);
-        replace(&receipt(&cx.world.paths, object.uid()), text.as_bytes())
+        cx.world
+            .files
+            .replace(&receipt(&cx.world.paths, object.uid()), text.as_bytes())
     }
 
     fn settle(object: &PodSandbox, facts: &Facts, summary: Summary, status: &mut SandboxStatus) {

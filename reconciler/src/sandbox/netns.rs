@@ -2,18 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use shim::record;
 use state::PodSandbox;
 use state::sandbox::{IdMapping, NamespaceMode, SandboxKind, SandboxSpec, SandboxStatus, UserNamespace};
 
 use super::host_network;
-use crate::engine::record::{replace, unlink};
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::world::Paths;
 use crate::world::linux::netns::{self, Pin, Pins, UserPin};
-use crate::world::paths::make_dir;
+use crate::world::paths::DIR_MODE;
 
 pub struct Netns;
 
@@ -84,11 +82,11 @@ impl Stage<SandboxKind> for Netns {
         let wanted = kinds(&pins);
         let mut missing = Vec::new();
         for (kind, path) in &wanted {
-            if !matches!(netns::observe(path).map_err(failed)?, Pin::Ns { .. }) {
+            if !matches!(cx.world.netns.observe(path)?, Pin::Ns { .. }) {
                 missing.push((*kind, path.clone()));
             }
         }
-        let made = marker(paths, object.uid()).exists();
+        let made = cx.world.files.exists(&marker(paths, object.uid()));
         let donor = if made && !missing.is_empty() {
             donor(cx, object)?
         } else {
@@ -132,28 +130,21 @@ impl Stage<SandboxKind> for Netns {
             let have = Self::observe(cx, object).await?;
             let Some(pid) = have.donor else { return Ok(()) };
             for (kind, path) in have.missing {
-                netns::rebind(&path, kind, pid.unsigned_abs()).map_err(failed)?;
+                cx.world.netns.rebind(&path, kind, pid.unsigned_abs())?;
             }
             return Ok(());
         }
-        make_dir(marker.parent().unwrap_or(Path::new("/")))?;
-        let shim = cx.world.shims.exe().to_owned();
-        // Its own thread: a thread keeps the namespaces that it made.
-        tokio::task::spawn_blocking(move || netns::ensure(&pins, &shim))
-            .await
-            .map_err(|source| Error::Task {
-                op: "make namespaces",
-                source,
-            })?
-            .map_err(failed)?;
-        replace(&marker, b"")
+        let dir = marker.parent().unwrap_or(Path::new("/"));
+        cx.world.files.make_dir(dir, DIR_MODE)?;
+        cx.world.netns.ensure(pins).await?;
+        cx.world.files.replace(&marker, b"")
     }
 
     async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
         for (_, path) in kinds(&pins(&cx.world.paths, object)) {
-            netns::remove(&path).map_err(failed)?;
+            cx.world.netns.remove(&path)?;
         }
-        unlink(&marker(&cx.world.paths, object.uid()))?;
+        cx.world.files.unlink(&marker(&cx.world.paths, object.uid()))?;
         Ok(Undone::Done)
     }
 }
@@ -164,22 +155,10 @@ fn donor(cx: &Context, object: &PodSandbox) -> Result<Option<i32>> {
     let containers = cx.store.owned::<state::container::ContainerKind>(object.uid());
     dirs.extend(containers.iter().map(|c| paths.container(object.uid(), c.uid())));
     for dir in dirs {
-        let run = record::read(&Paths::run_record(&dir));
-        let run = run.map_err(crate::world::linux::shims::fault("read run record", object.uid()))?;
-        if let Some(pid) = run.and_then(|run| live::pid(&run, &cx.world.clock.boot_id)) {
+        let run = cx.world.files.run_record(&Paths::run_record(&dir))?;
+        if let Some(pid) = run.and_then(|run| live::pid(&cx.world, &run)) {
             return Ok(Some(pid));
         }
     }
     Ok(None)
-}
-
-fn failed(e: netns::Error) -> Error {
-    match e.class() {
-        crate::world::linux::network::Class::Permanent => Error::Refused(e.to_string()),
-        crate::world::linux::network::Class::Transient => Error::Io {
-            op: "pin namespaces:",
-            path: PathBuf::new(),
-            source: std::io::Error::other(e),
-        },
-    }
 }

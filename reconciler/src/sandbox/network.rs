@@ -8,7 +8,7 @@ use crate::debt;
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
-use crate::world::linux::netns::{self, Pin};
+use crate::world::linux::netns::Pin;
 use crate::world::linux::network::{self, Attachment, State, Want};
 
 pub struct Network;
@@ -77,7 +77,7 @@ impl Stage<SandboxKind> for Network {
         let state = cx.world.network.observe(&want).await?;
         // Its addresses are the sandbox's also while something of it is being repaired.
         let attachment = match &state {
-            State::Drifted(_) => Attachment::read(&want.dir)?,
+            State::Drifted(_) => cx.world.network.attachment(&want.dir)?,
             State::Attached(attachment) => Some((**attachment).clone()),
             State::Absent | State::Partial(_) => None,
         };
@@ -119,7 +119,7 @@ impl Stage<SandboxKind> for Network {
     async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
         let paths = &cx.world.paths;
         let pin = paths.netns(object.uid());
-        let live = matches!(netns::observe(&pin), Ok(Pin::Ns { .. }));
+        let live = matches!(cx.world.netns.observe(&pin), Ok(Pin::Ns { .. }));
         let pin = live.then_some(pin.as_path());
         let dir = paths.pod(object.uid());
         let Err(e) = cx.world.network.remove(object.uid(), &dir, pin).await else {
@@ -129,12 +129,12 @@ impl Stage<SandboxKind> for Network {
             return Err(e.into());
         }
         // The promise: Stop and Remove end, and what is owed is written down before its receipt goes.
-        let Some(attachment) = Attachment::read(&dir)? else {
+        let Some(attachment) = cx.world.network.attachment(&dir)? else {
             return Err(e.into());
         };
         tracing::warn!("network teardown is owed from now on: {e}");
         debt::owe(cx, object, &attachment, e.to_string()).await?;
-        Attachment::remove(&dir)?;
+        cx.world.network.forget(&dir)?;
         Ok(Undone::Done)
     }
 }

@@ -1,11 +1,10 @@
 //! Stage `pause`: the pod's first process. Its loss is fatal only where the pod shares its pid namespace.
 
-use shim::record::{self, RunRecord};
+use shim::record::RunRecord;
 use state::PodSandbox;
 use state::sandbox::{SandboxKind, SandboxStatus};
 
 use super::{cgroup_path, netns, shares_pid};
-use crate::engine::record::unlink;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Error, Result};
@@ -25,8 +24,8 @@ impl Stage<SandboxKind> for Pause {
 
     async fn observe(cx: &Context, object: &PodSandbox) -> Result<Have> {
         let path = Paths::run_record(&cx.world.paths.pod(object.uid()));
-        let run = record::read(&path).map_err(fault("read run record", object.uid()))?;
-        let pid = run.as_ref().and_then(|run| live::pid(run, &cx.world.clock.boot_id));
+        let run = cx.world.files.run_record(&path)?;
+        let pid = run.as_ref().and_then(|run| live::pid(&cx.world, run));
         Ok(Have { run, pid })
     }
 
@@ -61,7 +60,7 @@ impl Stage<SandboxKind> for Pause {
                 .delete(shim::PAUSE)
                 .await
                 .map_err(fault("clear pause", object.uid()))?;
-            unlink(&Paths::run_record(&dir))?;
+            cx.world.files.unlink(&Paths::run_record(&dir))?;
         }
         cx.world.runs.add(&dir)?;
         let pins = netns::pins(paths, object);

@@ -7,7 +7,7 @@ use crate::engine::Context;
 use crate::engine::record::remove_empty_tree;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::Result;
-use crate::world::paths::make_dir;
+use crate::world::paths::DIR_MODE;
 
 pub struct Shim;
 
@@ -22,7 +22,7 @@ impl Stage<SandboxKind> for Shim {
     const NAME: &'static str = "shim";
 
     async fn observe(cx: &Context, object: &PodSandbox) -> Result<Have> {
-        let dir = cx.world.paths.shim(object.uid()).exists();
+        let dir = cx.world.files.exists(&cx.world.paths.shim(object.uid()));
         let answers = dir && cx.world.shims.find(object.uid()).await.is_some();
         Ok(Have { answers, dir })
     }
@@ -40,7 +40,9 @@ impl Stage<SandboxKind> for Shim {
     }
 
     async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
-        make_dir(&cx.world.paths.pod_state(object.uid()))?;
+        cx.world
+            .files
+            .make_dir(&cx.world.paths.pod_state(object.uid()), DIR_MODE)?;
         let pod = &object.spec.pod;
         cx.world
             .shims
@@ -51,7 +53,7 @@ impl Stage<SandboxKind> for Shim {
 
     async fn undo(cx: &Context, object: &PodSandbox) -> Result<Undone> {
         cx.world.shims.remove(object.uid()).await?;
-        remove_empty_tree(&cx.world.paths.shim(object.uid()))?;
+        remove_empty_tree(&cx.world, &cx.world.paths.shim(object.uid()))?;
         Ok(Undone::Done)
     }
 }

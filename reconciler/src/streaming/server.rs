@@ -318,7 +318,7 @@ async fn command(shared: &Shared, wish: &Wish, link: Link, channels: &mut Channe
         idle: shared.idle,
         closing: shared.closing.clone(),
     };
-    let outcome = session::run(&shared.cx.store, &shared.cx.world.shims, wish, channels, limits).await;
+    let outcome = session::run(&shared.cx.store, &*shared.cx.world.shims, wish, channels, limits).await;
     tracing::info!(verb = wish.verb(), ?outcome, "stream ended");
     let Some(outcome) = outcome else { return };
     // A client that reads nothing is not told either.

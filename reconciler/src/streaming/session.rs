@@ -14,7 +14,7 @@ use state::container::{ContainerKind, ContainerPhase};
 use state::grant::{Streams, Wish};
 
 use super::channels::{Activity, Channels, Incoming, Outcome, Outgoing, PIECE, Watcher, closed};
-use crate::world::linux::shims::Shims;
+use crate::world::Shims;
 
 /// A client that takes nothing of the last output for so long is not waited for any more.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub struct Limits<'a> {
 /// Runs a session to its end; `None` if the client left.
 pub async fn run(
     store: &Store,
-    shims: &Shims,
+    shims: &dyn Shims,
     wish: &Wish,
     channels: &mut Channels,
     limits: Limits<'_>,
@@ -51,7 +51,7 @@ pub async fn run(
     connect(live, streams, is_exec, channels, limits).await
 }
 
-async fn open(store: &Store, shims: &Shims, wish: &Wish) -> Result<(Live, shim::Streams), String> {
+async fn open(store: &Store, shims: &dyn Shims, wish: &Wish) -> Result<(Live, shim::Streams), String> {
     let (Wish::Exec { container, .. } | Wish::Attach { container, .. }) = wish else {
         return Err("no exec or attach".to_owned());
     };
@@ -62,7 +62,7 @@ async fn open(store: &Store, shims: &Shims, wish: &Wish) -> Result<(Live, shim::
     if record.status.phase != ContainerPhase::Running {
         return Err(format!("container {name} is not running"));
     }
-    let Some(client) = shims.find(&record.spec.sandbox).await else {
+    let Some(client) = shims.streams(&record.spec.sandbox).await else {
         return Err("the pod's shim is being replaced, try again".to_owned());
     };
     let opened = match wish {

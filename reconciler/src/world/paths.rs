@@ -86,11 +86,14 @@ impl Paths {
     }
 }
 
-/// Makes a directory and its parents, mode 0711: a container's user must be able to pass through to its rootfs.
+/// Mode of our directories: a container's user must be able to pass through to its rootfs.
+pub const DIR_MODE: u32 = 0o711;
+
+/// Makes a directory and its parents.
 pub fn make_dir(path: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
-        .mode(0o711)
+        .mode(DIR_MODE)
         .create(path)
         .map_err(Error::io("make directory", path))
 }

@@ -76,26 +76,13 @@ impl Cgroups {
         mount.map(|m| m.join(path.trim_start_matches('/')))
     }
 
-    /// How many of the hierarchies have the directory, of how many.
-    pub fn observe(&self, path: &str) -> (usize, usize) {
-        let dirs = self.dirs(path);
-        (dirs.iter().filter(|d| d.is_dir()).count(), dirs.len())
-    }
-
-    /// Makes the directory in every hierarchy; parents too.
-    pub fn ensure(&self, path: &str) -> Result<()> {
-        if self.v2 {
-            self.delegate(path)?;
+    fn file(&self, controller: &str, path: &str, file: &str) -> io::Result<PathBuf> {
+        let dir = self.dir(controller, path);
+        let dir = dir.ok_or_else(|| io::Error::other(format!("controller {controller} is not mounted")))?;
+        if file.contains('/') {
+            return Err(io::Error::other("a file name must not hold a slash"));
         }
-        for dir in self.dirs(path) {
-            // A sandbox that goes may take the common parent away between two steps of this: once more then.
-            let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
-            made.map_err(Error::io("make cgroup", &dir))?;
-        }
-        if !self.v2 {
-            self.inherit_cpuset(path)?;
-        }
-        Ok(())
+        Ok(dir.join(file))
     }
 
     /// v2: switches the controllers on for every level above `path`.
@@ -145,50 +132,52 @@ impl Cgroups {
         pids
     }
 
-    /// Was this very cgroup frozen (not one above it)?
-    pub fn frozen(&self, path: &str) -> bool {
-        let (controller, file) = if self.v2 {
-            ("", "cgroup.freeze")
-        } else {
-            ("freezer", "freezer.self_freezing")
-        };
-        let text = self.dir(controller, path).map(|dir| fs::read_to_string(dir.join(file)));
-        text.is_some_and(|text| text.is_ok_and(|text| text.trim() == "1"))
-    }
-
-    /// Undoes that.
-    pub fn thaw(&self, path: &str) -> Result<()> {
-        let (controller, file, value) = if self.v2 {
-            ("", "cgroup.freeze", "0")
-        } else {
-            ("freezer", "freezer.state", "THAWED")
-        };
-        let Some(file) = self.dir(controller, path).map(|dir| dir.join(file)) else {
-            return Ok(());
-        };
-        fs::write(&file, value).map_err(Error::io("thaw", file))
-    }
-
-    /// The directories of a cgroup in which (or below which) a process should be and is not. Of v1 those that a
-    /// container's limits need.
-    pub fn astray(&self, path: &str, pid: i32) -> Vec<PathBuf> {
+    /// Controllers in whose cgroup (or below it) a process should be and is not; of v1 those that limits need.
+    pub fn astray(&self, path: &str, pid: i32) -> Vec<&'static str> {
         let controllers: &[&str] = if self.v2 {
             &[""]
         } else {
             &["cpu", "memory", "pids", "freezer"]
         };
-        let mut dirs: Vec<PathBuf> = controllers.iter().filter_map(|c| self.dir(c, path)).collect();
-        dirs.dedup();
-        dirs.retain(|dir| {
+        let mut astray = controllers.to_vec();
+        astray.retain(|controller| {
+            let Some(dir) = self.dir(controller, path).filter(|dir| dir.is_dir()) else {
+                return false;
+            };
             let mut pids = Vec::new();
-            collect_pids(dir, &mut pids, 0);
-            dir.is_dir() && !pids.contains(&pid)
+            collect_pids(&dir, &mut pids, 0);
+            !pids.contains(&pid)
         });
-        dirs
+        astray
+    }
+}
+
+impl crate::world::Cgroups for Cgroups {
+    fn v2(&self) -> bool {
+        self.v2
     }
 
-    /// SIGKILLs everything in a cgroup and below it; absent is success.
-    pub fn kill(&self, path: &str) -> Result<()> {
+    fn observe(&self, path: &str) -> (usize, usize) {
+        let dirs = self.dirs(path);
+        (dirs.iter().filter(|d| d.is_dir()).count(), dirs.len())
+    }
+
+    fn ensure(&self, path: &str) -> Result<()> {
+        if self.v2 {
+            self.delegate(path)?;
+        }
+        for dir in self.dirs(path) {
+            // A sandbox that goes may take the common parent away between two steps of this: once more then.
+            let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
+            made.map_err(Error::io("make cgroup", &dir))?;
+        }
+        if !self.v2 {
+            self.inherit_cpuset(path)?;
+        }
+        Ok(())
+    }
+
+    fn kill(&self, path: &str) -> Result<()> {
         if self.v2 {
             let file = Path::new(MOUNT).join(path.trim_start_matches('/')).join("cgroup.kill");
             match fs::write(&file, "1") {
@@ -206,8 +195,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes a cgroup and those below it in every hierarchy. Busy ones are an error; absent is success.
-    pub fn remove(&self, path: &str) -> Result<()> {
+    fn remove(&self, path: &str) -> Result<()> {
         for dir in self.dirs(path) {
             remove_tree(&dir)?;
         }
@@ -218,16 +206,14 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes a cgroup of ours that groups others, where nothing is in it any more.
-    pub fn remove_if_empty(&self, path: &str) {
+    fn remove_if_empty(&self, path: &str) {
         for dir in self.dirs(path) {
             // Busy or absent are both fine: whoever uses it removes it later.
             let _ = fs::remove_dir(&dir);
         }
     }
 
-    /// Children of `parent` in any hierarchy.
-    pub fn children(&self, parent: &str) -> Vec<String> {
+    fn children(&self, parent: &str) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for dir in self.dirs(parent) {
             let Ok(entries) = fs::read_dir(&dir) else { continue };
@@ -237,6 +223,18 @@ impl Cgroups {
         names.sort();
         names.dedup();
         names
+    }
+
+    fn get(&self, controller: &str, path: &str, file: &str) -> io::Result<String> {
+        fs::read_to_string(self.file(controller, path, file)?)
+    }
+
+    fn set(&self, controller: &str, path: &str, file: &str, value: &str) -> io::Result<()> {
+        fs::write(self.file(controller, path, file)?, value)
+    }
+
+    fn v2_dir(&self, path: &str) -> Option<PathBuf> {
+        self.v2.then(|| self.dir("", path)).flatten()
     }
 }
 
@@ -299,6 +297,7 @@ fn v1_mounts(mountinfo: &str) -> BTreeMap<String, PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::Cgroups as _;
 
     #[test]
     fn v1_controllers_are_found_by_name() {

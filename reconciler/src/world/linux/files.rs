@@ -1,14 +1,144 @@
-//! Mount points, as far as a look at their directory tells.
+//! Small files of objects, and mount points as far as a look at their directory tells.
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use async_trait::async_trait;
 use nix::mount::{MntFlags, umount2};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
+use shim::record::{self, End, RunRecord};
 
+use super::images::failed;
+use super::shims::fault;
+use super::trash::Trash;
 use crate::error::{Error, Result};
+use crate::world::Entry;
+
+/// The files of this instance's objects.
+pub struct Files {
+    trash: Trash,
+}
+
+impl Files {
+    pub fn new(trash: Trash) -> Files {
+        Files { trash }
+    }
+}
+
+#[async_trait]
+impl crate::world::Files for Files {
+    fn read(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        match fs::read(path) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io("read", path)(e)),
+        }
+    }
+
+    fn replace(&self, path: &Path, text: &[u8]) -> Result<()> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        let temp = path.with_file_name(name);
+        fs::write(&temp, text).map_err(Error::io("write", &temp))?;
+        fs::rename(&temp, path).map_err(Error::io("rename", path))
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
+    fn make_dir(&self, path: &Path, mode: u32) -> Result<()> {
+        let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+        made.map_err(Error::io("make directory", path))
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32) -> Result<()> {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(Error::io("set mode of", path))
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<Entry>> {
+        let entries = match fs::read_dir(dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::io("list", dir)(e)),
+        };
+        let mut found: Vec<Entry> = entries
+            .flatten()
+            .filter_map(|entry| {
+                let is_dir = entry.file_type().is_ok_and(|t| t.is_dir());
+                let name = entry.file_name().into_string().ok()?;
+                Some(Entry { name, is_dir })
+            })
+            .collect();
+        found.sort();
+        Ok(found)
+    }
+
+    fn remove_dir(&self, path: &Path) -> Result<()> {
+        match fs::remove_dir(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn run_record(&self, path: &Path) -> Result<Option<RunRecord>> {
+        record::read(path).map_err(fault("read run record", &owner(path)))
+    }
+
+    fn write_end(&self, path: &Path, end: End) -> Result<()> {
+        let written = record::write_end(path, end).map_err(fault("write run record", &owner(path)));
+        written.map(drop)
+    }
+
+    fn hold(&self, fifos: &Path) -> Vec<fs::File> {
+        let open = |name| {
+            let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+            let file = fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(flags)
+                .open(fifos.join(name))
+                .ok()?;
+            file.metadata()
+                .is_ok_and(|meta| meta.file_type().is_fifo())
+                .then_some(file)
+        };
+        ["stdout", "stderr"].into_iter().filter_map(open).collect()
+    }
+
+    fn bury(&self, path: &Path) -> Result<()> {
+        self.trash.bury(path).map_err(failed("trash"))
+    }
+
+    async fn empty_trash(&self) -> Result<usize> {
+        let trash = self.trash.clone();
+        let emptied = tokio::task::spawn_blocking(move || trash.empty()).await;
+        let emptied = emptied.map_err(|source| Error::Task {
+            op: "empty the trash",
+            source,
+        })?;
+        emptied.map_err(failed("trash"))
+    }
+
+    async fn buried(&self) {
+        self.trash.buried().await;
+    }
+}
+
+/// The object in whose directory a run record lies.
+fn owner(record: &Path) -> String {
+    let dir = record.parent().and_then(Path::file_name);
+    dir.unwrap_or_default().to_string_lossy().into_owned()
+}
 
 /// Is something mounted on `path` itself? Absent is no.
 pub fn is_mount_point(path: &Path) -> Result<bool> {

@@ -8,8 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Notify;
 
 use super::content;
-use super::images::{Images, Inner};
-use crate::error::Result;
+use super::images::Inner;
 use crate::image::manifest::{self, Loaded};
 
 /// What an interrupted pull left is kept so long for the next one.
@@ -39,37 +38,24 @@ impl Released {
         since.retain(|digest, _| needed.contains(digest));
         all
     }
-}
 
-impl Images {
     /// An image's record goes, and with it perhaps the last need of its content.
-    pub async fn release(&self, manifest: &str) -> Result<()> {
-        let Some(image) = self.load(manifest).await? else {
-            return Ok(());
-        };
-        let released = &self.inner().released;
-        let mut since = released.since.lock().unwrap_or_else(PoisonError::into_inner);
-        for digest in content_of(&image).chain([manifest.to_owned()]) {
+    pub(super) fn note(&self, manifest: &str, image: &Loaded) {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        for digest in content_of(image).chain([manifest.to_owned()]) {
             since.insert(digest, SystemTime::now());
         }
-        released.bell.notify_one();
-        Ok(())
+        self.ring();
     }
 
-    /// A container that may have been the last to need something is gone.
-    pub fn look_for_garbage(&self) {
-        self.inner().released.bell.notify_one();
+    /// Something may not be needed any more.
+    pub(super) fn ring(&self) {
+        self.bell.notify_one();
     }
 
-    /// Until something was released since the last call.
-    pub async fn released(&self) {
-        self.inner().released.bell.notified().await;
-    }
-
-    /// Removes what these roots do not reach, unless it is younger than `grace` or a pull in flight needs it. Answers
-    /// how many blobs and layers went.
-    pub async fn collect(&self, roots: Roots, grace: Duration) -> Result<usize> {
-        self.work("store", move |store| store.collect(roots, grace)).await
+    /// Until the bell rang since the last call.
+    pub(super) async fn rung(&self) {
+        self.bell.notified().await;
     }
 }
 
@@ -79,7 +65,8 @@ fn content_of(image: &Loaded) -> impl Iterator<Item = String> {
 }
 
 impl Inner {
-    fn collect(&self, roots: Roots, grace: Duration) -> content::Result<usize> {
+    /// Removes what these roots do not reach; see `Images::collect`.
+    pub(super) fn collect(&self, roots: Roots, grace: Duration) -> content::Result<usize> {
         let mut needed = roots.layers;
         for digest in &roots.manifests {
             match manifest::by_digest(&self.content, digest) {

@@ -1,17 +1,24 @@
 //! The image store as one part of the world: content, unpacked layers, the built-in image.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
 
 use super::content::{self, Content};
-use super::garbage::Released;
+use super::garbage::{Released, Roots};
 use super::layers::Layers;
-use super::pull::{Locks, Pins};
-use super::registry::{self, Registry};
+use super::mounts;
+use super::passwd::{self, ResolvedUser, UserRequest};
+use super::pull::{Failure, Locks, Pins, Progress, Pulled};
+use super::registry::{self, Access, Ignored, Registry};
 use super::unpack::Limits;
 use crate::error::{Class, Error, Result};
 use crate::image::manifest::{self, ChainId, Loaded};
+use state::reference::Reference;
 
 pub struct Images {
     store: Arc<Inner>,
@@ -67,11 +74,6 @@ impl Images {
         })
     }
 
-    /// Directory of the image store (CRI `FilesystemIdentifier.mountpoint`).
-    pub fn dir(&self) -> &Path {
-        &self.store.root
-    }
-
     pub fn content(&self) -> &Content {
         &self.store.content
     }
@@ -101,9 +103,15 @@ impl Images {
         })?
         .map_err(failed(image))
     }
+}
 
-    /// The parsed manifest and configuration, if they are here.
-    pub async fn load(&self, digest: &str) -> Result<Option<Loaded>> {
+#[async_trait]
+impl crate::world::Images for Images {
+    fn dir(&self) -> &Path {
+        &self.store.root
+    }
+
+    async fn load(&self, digest: &str) -> Result<Option<Loaded>> {
         let wanted = digest.to_owned();
         self.work(digest, move |store| {
             match manifest::by_digest(&store.content, &wanted) {
@@ -114,16 +122,14 @@ impl Images {
         .await
     }
 
-    /// Makes sure that the built-in image's content is here; answers its manifest's digest.
-    pub async fn builtin(&self) -> Result<String> {
+    async fn builtin(&self) -> Result<String> {
         let made = self.work(crate::image::builtin::REFERENCE, |store| {
             crate::image::builtin::ensure(&store.content, &store.shim)
         });
         Ok(made.await?.to_string())
     }
 
-    /// How many of these layers are not unpacked.
-    pub async fn missing(&self, chain_ids: &[String]) -> Result<usize> {
+    async fn missing(&self, chain_ids: &[String]) -> Result<usize> {
         let chain = parse(chain_ids)?;
         self.work("layers", move |store| {
             Ok(store
@@ -136,28 +142,46 @@ impl Images {
         .await
     }
 
-    /// How many of these layers have to be looked at before they are used.
-    pub async fn doubtful(&self, chain_ids: &[String]) -> Result<usize> {
+    async fn doubtful(&self, chain_ids: &[String]) -> Result<usize> {
         let chain = parse(chain_ids)?;
         self.work("layers", move |store| Ok(store.layers.doubtful(&chain)?.len()))
             .await
     }
 
-    /// Looks at them; answers how many were damaged and are gone.
-    pub async fn settle_doubts(&self, chain_ids: &[String]) -> Result<usize> {
+    async fn settle_doubts(&self, chain_ids: &[String]) -> Result<usize> {
         let chain = parse(chain_ids)?;
         self.work("layers", move |store| store.layers.settle_doubts(&chain))
             .await
     }
 
-    /// Everything is on disk, and nothing is written any more.
-    pub async fn end(&self) -> Result<()> {
+    fn ignored_settings(&self) -> Vec<(String, Ignored)> {
+        let roots = self.registry.hosts_roots().iter();
+        let entries = roots.flat_map(|root| std::fs::read_dir(root).into_iter().flatten().flatten().take(1000));
+        let mut found: Vec<(String, Ignored)> = Vec::new();
+        for entry in entries {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let host = match name.strip_suffix('_').and_then(|n| n.rsplit_once('_')) {
+                Some((host, port)) => format!("{host}:{port}"),
+                None if name == "_default" => "example.invalid".to_owned(),
+                None => name,
+            };
+            let Ok(reference) = Reference::parse(&format!("{host}/x:1"), "certs.d") else {
+                continue;
+            };
+            for line in self.registry.explain(&reference).ignored {
+                if !found.iter().any(|(_, told)| *told == line) {
+                    found.push((format!("{host}/x:1"), line));
+                }
+            }
+        }
+        found
+    }
+
+    async fn end(&self) -> Result<()> {
         self.work("store", |store| store.layers.end()).await
     }
 
-    /// Unpacks what is missing of the image with this manifest. A blob that proves damaged is removed, so that its
-    /// image fetches it again.
-    pub async fn unpack(&self, manifest: &str) -> Result<()> {
+    async fn unpack(&self, manifest: &str) -> Result<()> {
         let wanted = manifest.to_owned();
         self.work(manifest, move |store| {
             let loaded = manifest::by_digest(&store.content, &wanted)?;
@@ -179,8 +203,7 @@ impl Images {
         .await
     }
 
-    /// Bytes and inodes of content and unpacked layers.
-    pub async fn usage(&self) -> Result<(u64, u64)> {
+    async fn usage(&self) -> Result<(u64, u64)> {
         self.work("store", |store| {
             let (content, layers) = (store.content.usage()?, store.layers.usage()?);
             Ok((content.bytes + layers.bytes, content.inodes + layers.inodes))
@@ -188,14 +211,67 @@ impl Images {
         .await
     }
 
-    /// The trees of these layers, top first, for an overlay.
-    pub fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
+    fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
         let trees: content::Result<_> = parse(chain_ids)?
             .iter()
             .rev()
             .map(|chain| self.store.layers.fs(chain))
             .collect();
         trees.map_err(failed("layers"))
+    }
+
+    fn missing_blobs(&self, image: &Loaded) -> usize {
+        let content = &self.store.content;
+        image
+            .blobs()
+            .filter(|blob| !content.exists(blob).unwrap_or(false))
+            .count()
+    }
+
+    fn find_builtin(&self) -> Result<Option<String>> {
+        let found = self.store.content.resolve(crate::image::builtin::REFERENCE);
+        let found = found.map_err(failed(crate::image::builtin::REFERENCE))?;
+        Ok(found.map(|descriptor| descriptor.digest().to_string()))
+    }
+
+    async fn pull(&self, access: &Access, progress: &Arc<Progress>) -> Result<Pulled, Failure> {
+        self.fetch(access, progress).await
+    }
+
+    async fn user(&self, image: &str, chain_ids: &[String], request: UserRequest) -> Result<ResolvedUser> {
+        let lower = self.lower(chain_ids)?;
+        let found = tokio::task::spawn_blocking(move || {
+            let root = mounts::detached(&lower)?;
+            passwd::lookup(root.as_fd(), &request)
+        });
+        let found = found.await.map_err(|source| Error::Task {
+            op: "look up user",
+            source,
+        })?;
+        found.map_err(failed(image))
+    }
+
+    async fn release(&self, manifest: &str) -> Result<()> {
+        if let Some(image) = self.load(manifest).await? {
+            self.store.released.note(manifest, &image);
+        }
+        Ok(())
+    }
+
+    fn look_for_garbage(&self) {
+        self.store.released.ring();
+    }
+
+    async fn released(&self) {
+        self.store.released.rung().await;
+    }
+
+    async fn collect(&self, roots: Roots, grace: Duration) -> Result<usize> {
+        self.work("store", move |store| store.collect(roots, grace)).await
+    }
+
+    async fn quiet(&self) {
+        self.store.layers.quiet().await;
     }
 }
 

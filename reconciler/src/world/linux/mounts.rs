@@ -8,16 +8,21 @@ mod table;
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use async_trait::async_trait;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
 
 use super::content::{Error, Result, token};
+use super::files;
+use super::images::failed;
+use crate::world::Rootfs;
 
 pub use table::{Mount, MountTable};
 
@@ -488,7 +493,7 @@ pub fn can_map(dir: &Path, shim: &Path) -> bool {
         let held = shim::Held::make(shim, &["user"]).ok()?;
         held.map(&one, &one).ok()?;
         let user = fs::File::open(held.namespace("user")).ok()?;
-        mapped(dir, std::os::fd::AsFd::as_fd(&user)).ok()
+        mapped(dir, user.as_fd()).ok()
     };
     try_it().is_some()
 }
@@ -509,7 +514,6 @@ pub fn probe(root: &Path) -> std::result::Result<(), String> {
 }
 
 fn try_overlay(dir: &Path) -> std::io::Result<()> {
-    use std::os::fd::AsFd;
     let lower = [dir.join("top"), dir.join("base")];
     fs::create_dir_all(lower[1].join("opaque"))?;
     fs::create_dir_all(lower[0].join("opaque"))?;
@@ -525,6 +529,126 @@ fn try_overlay(dir: &Path) -> std::io::Result<()> {
     let seen = |name: &OsStr| fs::symlink_metadata(merged.join(name)).is_ok();
     if seen(OsStr::new("gone")) || seen(OsStr::new("opaque/gone")) {
         return Err(std::io::Error::other("it ignores whiteouts"));
+    }
+    Ok(())
+}
+
+/// The mounts of this instance.
+pub struct Mounts {
+    root: PathBuf,
+    shim: PathBuf,
+    overlay: std::result::Result<(), String>,
+}
+
+impl Mounts {
+    /// Tries whether overlay works on the root. `shim` makes user namespaces.
+    pub fn open(root: &Path, shim: PathBuf) -> Mounts {
+        Mounts {
+            root: root.to_owned(),
+            shim,
+            overlay: probe(root),
+        }
+    }
+}
+
+#[async_trait]
+impl crate::world::Mounts for Mounts {
+    fn is_mounted(&self, path: &Path) -> crate::Result<bool> {
+        files::is_mount_point(path)
+    }
+
+    fn below(&self, dirs: &[PathBuf]) -> crate::Result<Vec<PathBuf>> {
+        let table = MountTable::read().map_err(failed("mounts"))?;
+        Ok(table.ours(dirs).map(|mount| mount.target.clone()).collect())
+    }
+
+    fn unmount(&self, path: &Path) -> crate::Result<()> {
+        files::unmount(path)
+    }
+
+    fn unmount_only(&self, path: &Path) -> crate::Result<()> {
+        files::unmount_only(path)
+    }
+
+    fn shm(&self, path: &Path, bytes: u64) -> crate::Result<()> {
+        mount_shm(path, bytes).map_err(failed("/dev/shm"))
+    }
+
+    fn tmpfs(&self, path: &Path, bytes: u64) -> crate::Result<()> {
+        if files::is_mount_point(path)? {
+            return Ok(());
+        }
+        let size = if bytes > 0 {
+            format!(",size={bytes}")
+        } else {
+            String::new()
+        };
+        let options = format!("mode=1777{size}");
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        let mounted = mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()));
+        mounted.map_err(crate::Error::sys("mount tmpfs on", path))
+    }
+
+    async fn rootfs(&self, want: Rootfs) -> crate::Result<()> {
+        if want.user.is_some() {
+            lets_through(&want.target)?;
+        }
+        let (overlay, image) = (self.overlay.is_ok(), want.image.clone());
+        let mounted = tokio::task::spawn_blocking(move || mount_as(&want, overlay)).await;
+        let mounted = mounted.map_err(|source| crate::Error::Task {
+            op: "mount rootfs",
+            source,
+        })?;
+        mounted.map_err(failed(&image))
+    }
+
+    fn clear_scratch(&self, path: &Path) -> crate::Result<()> {
+        clear_scratch(path).map_err(failed("mounts"))
+    }
+
+    fn overlay(&self) -> std::result::Result<(), String> {
+        self.overlay.clone()
+    }
+
+    async fn can_map(&self) -> bool {
+        let (dir, shim) = (self.root.clone(), self.shim.clone());
+        let tried = tokio::task::spawn_blocking(move || can_map(&dir, &shim));
+        tried.await.unwrap_or(false)
+    }
+}
+
+fn mount_as(want: &Rootfs, overlay: bool) -> Result<()> {
+    let Rootfs {
+        lower,
+        upper,
+        work,
+        target,
+        ..
+    } = want;
+    let user = match (&want.user, overlay) {
+        (Some(user), _) => user,
+        (None, true) => return mount_rootfs(lower, upper, work, target),
+        (None, false) => return mount_copy(lower, upper, target),
+    };
+    let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
+    let pin = fs::File::open(&user.path).map_err(Error::io("open", user.path.display()))?;
+    let mapping = Mapping {
+        userns: pin.as_fd(),
+        root: (root(&user.uids), root(&user.gids)),
+    };
+    mount_rootfs_mapped(lower, upper, work, target, mapping)
+}
+
+/// Root of a user namespace is another user on the host, and must reach its root file system.
+fn lets_through(target: &Path) -> crate::Result<()> {
+    for dir in target.ancestors().skip(1) {
+        let mode = dir.metadata().map_err(crate::Error::io("look at", dir))?.mode();
+        if mode & 0o001 == 0 {
+            return Err(crate::Error::Refused(format!(
+                "directory {}: a pod with a user namespace needs it open to other users (chmod o+x)",
+                dir.display()
+            )));
+        }
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use async_trait::async_trait;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
@@ -95,6 +96,54 @@ type Result<T> = std::result::Result<T, Error>;
 fn system(doing: &'static str, object: impl ToString) -> impl FnOnce(io::Error) -> Error {
     let object = object.to_string();
     move |source| Error::System { doing, object, source }
+}
+
+/// The pins of this instance.
+pub struct Namespaces {
+    pub instance: String,
+    /// The program whose child makes a user namespace.
+    pub shim: PathBuf,
+}
+
+#[async_trait]
+impl crate::world::Netns for Namespaces {
+    fn list(&self) -> crate::Result<Vec<String>> {
+        list(&self.instance).map_err(failed)
+    }
+
+    fn observe(&self, pin: &Path) -> crate::Result<Pin> {
+        observe(pin).map_err(failed)
+    }
+
+    async fn ensure(&self, want: Pins) -> crate::Result<()> {
+        let shim = self.shim.clone();
+        // Its own thread: a thread keeps the namespaces that it made.
+        let made = tokio::task::spawn_blocking(move || ensure(&want, &shim)).await;
+        let made = made.map_err(|source| crate::Error::Task {
+            op: "make namespaces",
+            source,
+        })?;
+        made.map_err(failed)
+    }
+
+    fn rebind(&self, pin: &Path, kind: Kind, pid: u32) -> crate::Result<()> {
+        rebind(pin, kind, pid).map_err(failed)
+    }
+
+    fn remove(&self, pin: &Path) -> crate::Result<()> {
+        remove(pin).map_err(failed)
+    }
+}
+
+fn failed(e: Error) -> crate::Error {
+    match e.class() {
+        Class::Permanent => crate::Error::Refused(e.to_string()),
+        Class::Transient => crate::Error::Io {
+            op: "pin namespaces:",
+            path: PathBuf::new(),
+            source: io::Error::other(e),
+        },
+    }
 }
 
 /// The net pin of a sandbox.

@@ -1,15 +1,18 @@
 //! One shim per pod: started, connected to, ended.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
+use shim::api::{ExecOutput, ExecRequest, PauseRequest, RunRequest, Started, StateResponse, StopRequest};
 use shim::{Client, Identity};
 use tokio::sync::mpsc;
 
 use super::super::paths::Paths;
 use crate::error::{Class, Error, Result};
+use crate::world::Shim;
 
 /// What a shim may take to answer a mere question before it counts as stuck.
 const ASK: Duration = Duration::from_secs(5);
@@ -38,31 +41,9 @@ impl Shims {
         }
     }
 
-    /// The shim program.
-    pub fn exe(&self) -> &std::path::Path {
-        &self.exe
-    }
-
-    /// The cgroup that all shims of this instance share, outside any pod's limits.
-    pub fn cgroup(&self) -> &str {
-        &self.cgroup
-    }
-
-    /// Sandboxes whose shim's connection ended, since the first one was made. Only the first caller has them.
-    pub fn deaths(&self) -> Option<mpsc::UnboundedReceiver<String>> {
-        self.deaths.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
     fn slot(&self, sandbox: &str) -> Arc<tokio::sync::Mutex<Option<Client>>> {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         pods.entry(sandbox.to_owned()).or_default().clone()
-    }
-
-    /// The shim's client, if the shim lives.
-    pub async fn find(&self, sandbox: &str) -> Option<Client> {
-        let slot = self.slot(sandbox);
-        let mut slot = slot.lock().await;
-        self.connected(sandbox, &mut slot).await
     }
 
     async fn connected(&self, sandbox: &str, slot: &mut Option<Client>) -> Option<Client> {
@@ -87,13 +68,26 @@ impl Shims {
             let _ = gone.send(sandbox);
         });
     }
+}
 
-    /// The client of a living shim; starts one (which takes over what a dead one left) if need be.
-    pub async fn ensure(&self, namespace: &str, name: &str, sandbox: &str) -> Result<Client> {
+#[async_trait]
+impl crate::world::Shims for Shims {
+    async fn find(&self, sandbox: &str) -> Option<Arc<dyn Shim>> {
+        let client = self.streams(sandbox).await?;
+        Some(Arc::new(client))
+    }
+
+    async fn streams(&self, sandbox: &str) -> Option<Client> {
+        let slot = self.slot(sandbox);
+        let mut slot = slot.lock().await;
+        self.connected(sandbox, &mut slot).await
+    }
+
+    async fn ensure(&self, namespace: &str, name: &str, sandbox: &str) -> Result<Arc<dyn Shim>> {
         let slot = self.slot(sandbox);
         let mut slot = slot.lock().await;
         if let Some(client) = self.connected(sandbox, &mut slot).await {
-            return Ok(client);
+            return Ok(Arc::new(client));
         }
         let whose = Identity {
             namespace: namespace.to_owned(),
@@ -110,16 +104,16 @@ impl Shims {
             .map_err(fault("start shim", sandbox))?;
         tracing::info!(sandbox, "shim started");
         let found = self.connected(sandbox, &mut slot).await;
-        found.ok_or_else(|| Error::Shim {
+        let client = found.ok_or_else(|| Error::Shim {
             op: "connect to shim",
             id: sandbox.to_owned(),
             problem: "it does not listen".to_owned(),
             class: Class::Transient,
-        })
+        })?;
+        Ok(Arc::new(client))
     }
 
-    /// Ends the shim, by force if it does not answer. Its processes must have ended before.
-    pub async fn remove(&self, sandbox: &str) -> Result<()> {
+    async fn remove(&self, sandbox: &str) -> Result<()> {
         let slot = self.slot(sandbox);
         let mut slot = slot.lock().await;
         if let Some(client) = self.connected(sandbox, &mut slot).await {
@@ -130,6 +124,64 @@ impl Shims {
         *slot = None;
         self.pods.lock().unwrap_or_else(PoisonError::into_inner).remove(sandbox);
         Ok(())
+    }
+
+    fn deaths(&self) -> Option<mpsc::UnboundedReceiver<String>> {
+        self.deaths.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn cgroup(&self) -> &str {
+        &self.cgroup
+    }
+
+    fn start_ticks(&self, pid: i32) -> Option<u64> {
+        start_ticks(pid)
+    }
+}
+
+#[async_trait]
+impl Shim for Client {
+    async fn state(&self) -> shim::Result<StateResponse> {
+        self.state().await
+    }
+
+    async fn pause(&self, request: PauseRequest) -> shim::Result<Started> {
+        self.pause(request).await
+    }
+
+    async fn run(&self, request: RunRequest) -> shim::Result<Started> {
+        self.run(request).await
+    }
+
+    async fn stop(&self, request: StopRequest) -> shim::Result<()> {
+        self.stop(request).await
+    }
+
+    async fn delete(&self, id: &str) -> shim::Result<()> {
+        self.delete(id).await
+    }
+
+    async fn reopen_log(&self, id: &str, path: &str) -> shim::Result<()> {
+        self.reopen_log(id, path).await
+    }
+
+    async fn exec(&self, request: ExecRequest) -> shim::Result<ExecOutput> {
+        self.exec(request).await
+    }
+
+    async fn closed(&self) {
+        self.closed().await;
+    }
+}
+
+/// Field 22 of `/proc/PID/stat` (proc_pid_stat(5)); `None` if there is no such process or it is a zombie.
+fn start_ticks(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
+    // The second field may hold spaces and parentheses.
+    let mut rest = stat.rsplit_once(") ")?.1.split(' ');
+    match rest.next()? {
+        "Z" | "X" => None,
+        _ => rest.nth(18)?.parse().ok(),
     }
 }
 
@@ -147,5 +199,19 @@ pub fn fault(op: &'static str, id: &str) -> impl FnOnce(shim::Error) -> Error {
             problem: e.to_string(),
             class,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_waited_for_has_no_start() {
+        assert!(start_ticks(std::process::id() as i32).is_some());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let gone = child.id() as i32;
+        child.wait().unwrap();
+        assert_eq!(start_ticks(gone), None);
     }
 }

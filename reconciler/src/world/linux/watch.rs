@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::broadcast;
 
 use crate::error::{Error, Result};
 
@@ -35,9 +35,11 @@ impl RunWatch {
             changed,
         })
     }
+}
 
-    /// Watches the run record in `dir`; again is harmless. The kernel drops the watch with the directory.
-    pub fn add(&self, dir: &Path) -> Result<()> {
+impl crate::world::Runs for RunWatch {
+    /// The kernel drops the watch with the directory.
+    fn add(&self, dir: &Path) -> Result<()> {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let flags = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ONLYDIR;
         let wd = self.inotify.add_watch(dir, flags).map_err(Error::sys("watch", dir))?;
@@ -45,28 +47,8 @@ impl RunWatch {
         Ok(())
     }
 
-    /// Directories whose record was written from now on. A lagging receiver must look at all of them.
-    pub fn subscribe(&self) -> broadcast::Receiver<PathBuf> {
+    fn subscribe(&self) -> broadcast::Receiver<PathBuf> {
         self.changed.subscribe()
-    }
-
-    /// The same as an unbounded stream, for a task that only forwards.
-    pub fn forward(&self) -> mpsc::UnboundedReceiver<Option<PathBuf>> {
-        let (tx, rx) = mpsc::unbounded_channel();
-        let mut changed = self.subscribe();
-        tokio::spawn(async move {
-            loop {
-                let item = match changed.recv().await {
-                    Ok(path) => Some(path),
-                    Err(broadcast::error::RecvError::Lagged(_)) => None,
-                    Err(broadcast::error::RecvError::Closed) => return,
-                };
-                if tx.send(item).is_err() {
-                    return;
-                }
-            }
-        });
-        rx
     }
 }
 

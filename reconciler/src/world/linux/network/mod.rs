@@ -18,6 +18,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
+use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 pub mod attachment;
@@ -201,17 +202,34 @@ impl Network {
         })
     }
 
-    /// The configuration in use, for verbose status.
-    pub fn describe(&self) -> serde_json::Value {
+    /// Who gives a sandbox its network: who gave it, else as configured.
+    fn kind(&self, want: &Want, have: Option<&Attachment>) -> Result<Kind> {
+        let loaded = self.configured.get();
+        match (have, self.config.mode, loaded) {
+            (Some(have), ..) => Ok(have.kind),
+            (None, Mode::Builtin, _) => Ok(Kind::Builtin),
+            (None, _, Ok(_)) => Ok(Kind::Cni),
+            (None, Mode::Auto, Err(_)) if !want.from_cri => Ok(Kind::Builtin),
+            (None, _, Err(why)) => Err(Error::NotReady(why)),
+        }
+    }
+
+    /// The loaded CNI configuration, or why there is none; for verbose status.
+    pub fn cni_config(&self) -> std::result::Result<serde_json::Value, String> {
+        self.configured.get().map(|list| list.raw.clone())
+    }
+}
+
+#[async_trait]
+impl crate::world::Network for Network {
+    fn describe(&self) -> serde_json::Value {
         match self.configured.get() {
             Ok(list) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "conflist": list.raw }),
             Err(why) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "lastCNILoadStatus": why }),
         }
     }
 
-    /// The pod CIDRs that the node was given (CRI UpdateRuntimeConfig), comma-separated: the bridge's networks, unless
-    /// others are configured or in use, and what a CNI template is filled with, unless a configuration is loaded.
-    pub fn use_pod_cidrs(&self, cidrs: &str) -> Result<()> {
+    fn use_pod_cidrs(&self, cidrs: &str) -> Result<()> {
         let cidrs = cidrs.split(',').map(str::trim).filter(|cidr| !cidr.is_empty());
         let cidrs = cidrs.map(str::parse).collect::<std::result::Result<Vec<Cidr>, _>>();
         let cidrs = cidrs.map_err(|why| Error::PodCidr(why.to_string()))?;
@@ -225,13 +243,11 @@ impl Network {
         Ok(())
     }
 
-    /// At start, once: makes the bridge's table, held ports and relays anew from the attachments on disk.
-    pub async fn sync_node(&self) -> Result<()> {
+    async fn sync_node(&self) -> Result<()> {
         self.builtin.sync().await
     }
 
-    /// Gives a sandbox its network, or restores it. Idempotent.
-    pub async fn ensure(&self, want: &Want) -> Result<Attachment> {
+    async fn ensure(&self, want: &Want) -> Result<Attachment> {
         let have = Attachment::read(&want.dir)?;
         match self.kind(want, have.as_ref())? {
             Kind::Builtin => self.builtin.ensure(want, have).await,
@@ -239,20 +255,7 @@ impl Network {
         }
     }
 
-    /// Who gives a sandbox its network: who gave it, else as configured.
-    fn kind(&self, want: &Want, have: Option<&Attachment>) -> Result<Kind> {
-        let loaded = self.configured.get();
-        match (have, self.config.mode, loaded) {
-            (Some(have), ..) => Ok(have.kind),
-            (None, Mode::Builtin, _) => Ok(Kind::Builtin),
-            (None, _, Ok(_)) => Ok(Kind::Cni),
-            (None, Mode::Auto, Err(_)) if !want.from_cri => Ok(Kind::Builtin),
-            (None, _, Err(why)) => Err(Error::NotReady(why)),
-        }
-    }
-
-    /// Compares the attachment with the kernel. Reads only.
-    pub async fn observe(&self, want: &Want) -> Result<State> {
+    async fn observe(&self, want: &Want) -> Result<State> {
         match Attachment::read(&want.dir) {
             Ok(None) => Ok(State::Absent),
             Ok(Some(have)) if have.kind == Kind::Cni => self.cni.observe(&have).await,
@@ -262,9 +265,7 @@ impl Network {
         }
     }
 
-    /// Takes a sandbox's network away. `netns` is its pin if it still has one; remove that only afterwards, and remove
-    /// it then: the pod's link goes with it. Absent is success.
-    pub async fn remove(&self, uid: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
+    async fn remove(&self, uid: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
         let have = Attachment::read(dir);
         if let Err(error @ Error::NewerAttachment { .. }) = have {
             return Err(error);
@@ -283,8 +284,7 @@ impl Network {
         }
     }
 
-    /// Pays a debt: takes back what an attachment says, wherever that is kept now.
-    pub async fn detach(&self, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
+    async fn detach(&self, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
         match attachment.kind {
             Kind::Cni => self.cni.delete(attachment, netns).await,
             Kind::Builtin => {
@@ -296,43 +296,45 @@ impl Network {
         }
     }
 
-    /// The sandboxes that have a link or an attachment of this instance's.
-    pub async fn list(&self) -> Result<Vec<String>> {
+    async fn list(&self) -> Result<Vec<String>> {
         let mut uids: BTreeSet<String> = plug::list(&self.config.instance).await?.into_iter().collect();
         uids.extend(self.builtin.with_attachment().await?);
         Ok(uids.into_iter().collect())
     }
 
-    /// Deletes links that still bear the mark of a sandbox without a record. For the sweep.
-    pub async fn sweep_links(&self, uid: &str) -> Result<()> {
+    async fn sweep_links(&self, uid: &str) -> Result<()> {
         plug::sweep(&self.config.instance, uid).await
     }
 
-    /// Takes away what pods share (bridge, table) when none is left. For the sweep.
-    pub async fn sweep_node(&self) -> Result<()> {
+    async fn sweep_node(&self) -> Result<()> {
         self.builtin.sweep().await
     }
 
-    /// Host ports of ours that no pod has asked for, `PORT/PROTOCOL`. Reads only.
-    pub async fn stale(&self) -> Result<Vec<String>> {
+    async fn stale(&self) -> Result<Vec<String>> {
         self.builtin.stale().await
     }
 
-    /// Takes such rules away.
-    pub async fn mend(&self) -> Result<()> {
+    async fn mend(&self) -> Result<()> {
         self.builtin.mend().await
     }
 
-    pub fn mode(&self) -> Mode {
-        self.config.mode
+    /// A directory without a configuration is wrong only where CNI was asked for; one that cannot be used is always.
+    fn misconfigured(&self) -> Option<(PathBuf, String)> {
+        let ready = self.ready();
+        if ready.ok || self.config.mode == Mode::Builtin {
+            return None;
+        }
+        let dir = &self.config.cni_conf_dir;
+        let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let any = files.any(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end))
+        });
+        (any || self.config.mode == Mode::Cni).then(|| (dir.clone(), ready.message))
     }
 
-    pub fn cni_conf_dir(&self) -> &Path {
-        &self.config.cni_conf_dir
-    }
-
-    /// CRI condition `NetworkReady`, from memory.
-    pub fn ready(&self) -> Ready {
+    fn ready(&self) -> Ready {
         let refusal = self.refusal.read().unwrap_or_else(PoisonError::into_inner).clone();
         let why = match (self.config.mode, self.configured.get()) {
             (Mode::Builtin, _) => None,
@@ -353,8 +355,7 @@ impl Network {
         }
     }
 
-    /// Asks the plugins of a 1.1.0 configuration for their STATUS, for [`Network::ready`]. One process per plugin.
-    pub async fn probe(&self) {
+    async fn probe(&self) {
         let refusal = match self.configured.get() {
             Ok(list) => self.cni.status(&list).await.err().map(|e| e.to_string()),
             Err(_) => None,
@@ -362,19 +363,20 @@ impl Network {
         *self.refusal.write().unwrap_or_else(PoisonError::into_inner) = refusal;
     }
 
-    /// Follows what happens to this instance's links on the host. Must run within the runtime.
-    pub fn drift(&self) -> Result<tokio::sync::mpsc::Receiver<Drift>> {
+    fn drift(&self) -> Result<tokio::sync::mpsc::Receiver<Drift>> {
         watch::drift(&self.config.instance)
     }
 
-    /// Rises whenever another CNI configuration counts: a trigger to look again at the node and at waiting sandboxes.
-    pub fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
+    fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.configured.changes()
     }
 
-    /// The loaded CNI configuration, or why there is none; for verbose status.
-    pub fn cni_config(&self) -> std::result::Result<serde_json::Value, String> {
-        self.configured.get().map(|list| list.raw.clone())
+    fn attachment(&self, dir: &Path) -> Result<Option<Attachment>> {
+        Attachment::read(dir)
+    }
+
+    fn forget(&self, dir: &Path) -> Result<()> {
+        Attachment::remove(dir)
     }
 }
 

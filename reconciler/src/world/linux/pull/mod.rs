@@ -97,7 +97,7 @@ impl Drop for Stopper {
 
 impl Images {
     /// Fetches and unpacks what is missing of an image. Dropping the future stops the traffic.
-    pub async fn pull(&self, access: &Access, progress: &Arc<Progress>) -> Result<Pulled, Failure> {
+    pub(super) async fn fetch(&self, access: &Access, progress: &Arc<Progress>) -> Result<Pulled, Failure> {
         let (root, image) = documents::fetch(self, access).await?;
         let pinned = self.inner().pins.pin(needs(&root, &image));
         let locks = self.inner().locks.take(missing_blobs(self.inner(), &image)?).await;

@@ -135,6 +135,7 @@ pub fn sum(at: i64, parts: &[CgroupUsage]) -> CgroupUsage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::Cgroups as _;
 
     #[test]
     fn working_set_and_available_never_go_below_nothing() {

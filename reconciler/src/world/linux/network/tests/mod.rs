@@ -19,6 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::links::{Links, enter};
 use super::*;
+use crate::world::Network as _;
 use crate::world::linux::netns::{self, Pins};
 
 mod builtin;

@@ -1,0 +1,44 @@
+//! Longer trials of the real daemon, as root: `cargo chaos --seed 7 --minutes 10`.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "e2e", about = "Trials of the real daemon on this node")]
+struct Cli {
+    #[command(subcommand)]
+    trial: Trial,
+}
+
+#[derive(Subcommand)]
+enum Trial {
+    /// Pods come and go while daemon, shims and pauses are killed and the node drifts; then nothing may be lost or left
+    Chaos {
+        /// The same seed gives the same faults [default: the clock]
+        #[arg(long)]
+        seed: Option<u64>,
+        #[arg(long, default_value_t = 2)]
+        minutes: u64,
+        /// Instead of minutes
+        #[arg(long)]
+        seconds: Option<u64>,
+    },
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    match Cli::parse().trial {
+        Trial::Chaos { seed, minutes, seconds } => {
+            let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros() as u64;
+            let options = e2e::chaos::Options {
+                seed: seed.unwrap_or(clock),
+                time: Duration::from_secs(seconds.unwrap_or(minutes * 60)),
+            };
+            println!("chaos, seed {}, {} s", options.seed, options.time.as_secs());
+            println!("{}", e2e::chaos::run(options).await?);
+        }
+    }
+    Ok(())
+}
