@@ -205,6 +205,39 @@ pub mod tests {
         }
     }
 
+    /// As version 0.1.0 wrote them.
+    #[test]
+    fn attachments_of_the_first_version_stay_readable() {
+        let dir = tempfile::tempdir().unwrap();
+        let builtin = include_str!("tests/golden-builtin.json");
+        let cni = r#"{"version":1,"uid":"e1","namespace":"d","name":"web","podUid":"u","kind":"cni","complete":true,
+            "bootId":"5a3c","netns":"/run/netns/x","ifname":"eth0","addresses":["192.0.2.9/32"],"gateways":[],
+            "ports":[{"protocol":"udp","containerPort":53,"hostPort":5353,"hostIp":"127.0.0.1"}],
+            "cni":{"conflist":{"name":"n","plugins":[{"type":"fake"}]},"args":"K8S_POD_NAME=web",
+            "capabilities":{"portMappings":[]},"result":{"ips":[]}}}"#;
+        for golden in [builtin, cni] {
+            fs::write(dir.path().join(FILE), golden).unwrap();
+            let read = Attachment::read(dir.path()).unwrap().unwrap();
+            assert!(read.unknown.is_empty(), "{:?}", read.unknown);
+            read.write(dir.path()).unwrap();
+            let text = fs::read(dir.path().join(FILE)).unwrap();
+            let (old, new): (Value, Value) = (
+                serde_json::from_str(golden).unwrap(),
+                serde_json::from_slice(&text).unwrap(),
+            );
+            assert_eq!(old, new);
+        }
+    }
+
+    #[test]
+    fn a_newer_attachment_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), r#"{"version": 2, "else": []}"#).unwrap();
+        let error = Attachment::read(dir.path()).unwrap_err();
+        assert!(matches!(error, Error::NewerAttachment { version: 2, .. }), "{error}");
+        assert!(Attachment::of_value(serde_json::json!({"version": 3})).is_err());
+    }
+
     #[test]
     fn unknown_fields_survive_a_rewrite() {
         let dir = tempfile::tempdir().unwrap();
