@@ -63,7 +63,7 @@ impl v1::records_server::Records for Services {
 
     async fn once(&self, request: Request<v1::OnceRequest>) -> Answer<v1::OnceResponse> {
         let (_, request) = Call::open(request);
-        answer(once(self, request.dry_run).await)
+        answer(once(self, request).await)
     }
 }
 
@@ -312,7 +312,7 @@ async fn stop(services: &Services, call: &Call, container: &Arc<Container>, grac
     .await
 }
 
-async fn once(services: &Services, dry_run: bool) -> Result<v1::OnceResponse> {
+async fn once(services: &Services, request: v1::OnceRequest) -> Result<v1::OnceResponse> {
     let Some(hook) = services.config.once.clone() else {
         return Err(Error::Unimplemented {
             rpc: "Once",
@@ -320,7 +320,7 @@ async fn once(services: &Services, dry_run: bool) -> Result<v1::OnceResponse> {
         });
     };
     let done = tokio::select! {
-        done = hook(dry_run) => done.map_err(Error::Once)?,
+        done = hook(request) => done.map_err(Error::Once)?,
         () = services.closed() => return Err(Error::Unavailable("shutting down".to_owned())),
     };
     let json = serde_json::to_vec::<Value>(&done.report)?;

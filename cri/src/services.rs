@@ -10,6 +10,7 @@ use state::{Container, Kind, Node, Object, PodSandbox, Store, Truth};
 use tokio::sync::{RwLock, watch};
 
 use crate::error::{Error, Result};
+use crate::records::v1::OnceRequest;
 use crate::runtime::Feed;
 
 /// What a pass over everything did, or would do.
@@ -20,8 +21,8 @@ pub struct OnceReport {
     pub exit_code: i32,
 }
 
-/// Asks the loop for a pass (`true`: for its plan only); the binary supplies it.
-pub type OnceHook = Arc<dyn Fn(bool) -> BoxFuture<'static, Result<OnceReport, String>> + Send + Sync>;
+/// Asks the loop for a pass, its plan, or findings; the binary supplies it.
+pub type OnceHook = Arc<dyn Fn(OnceRequest) -> BoxFuture<'static, Result<OnceReport, String>> + Send + Sync>;
 
 /// Settings of the services.
 #[derive(Clone)]

@@ -43,10 +43,10 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Debt>) -> Result<Next> {
         cx.store.erase::<DebtKind>(object.uid()).await?;
         return Ok(Next::Gone);
     }
-    let attachment = serde_json::from_value::<Attachment>(object.spec.input.clone());
-    let paid = match attachment {
+    let paid = match Attachment::of_value(object.spec.input.clone()) {
         Ok(attachment) => cx.world.network.detach(&attachment, None).await,
-        Err(_) => Ok(()),
+        // Never dropped: a newer program may be able to pay it.
+        Err(e) => Err(e),
     };
     let mut status = DebtStatus {
         observed_generation: object.meta.generation,

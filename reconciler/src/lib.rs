@@ -23,6 +23,7 @@ pub mod error;
 pub mod image;
 pub mod node;
 pub mod pod;
+pub mod repair;
 pub mod runtime;
 pub mod sandbox;
 pub mod session;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use state::container::ContainerKind;
-use state::debt::DebtKind;
 use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
 use state::node::NodeKind;
 use state::pod::PodKind;
@@ -16,16 +15,16 @@ use state::{Meta, Store};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
-use crate::engine::controller::{self, Controlled};
+use crate::engine::controller;
 use crate::engine::pass::{self, Mode, Staged};
-use crate::engine::plan::Planned;
+use crate::engine::stage::Risk;
 use crate::engine::trigger::{Queues, Receivers};
 use crate::engine::{Context, restore, staged, sweep};
-use crate::error::{Class, Error, Result};
+use crate::error::{Error, Result};
 use crate::image::builtin;
 use crate::world::linux::{network, registry};
 use crate::world::{Paths, Settings, World};
-use crate::{container, image, node};
+use crate::{container, image, node, repair};
 
 /// Where an instance lives and how it makes networks.
 #[derive(Clone, Debug)]
@@ -162,17 +161,10 @@ impl Runtime {
         Ok(Running { cx, tasks })
     }
 
-    /// What [`Runtime::once`] would do, in its order. Changes nothing.
-    pub async fn plan(&self) -> Result<Vec<Planned>> {
+    /// Looks at everything, then answers what is asked of the whole node, without a loop.
+    pub async fn repair(&self, ask: &repair::Ask) -> Result<repair::Report> {
         self.prepare().await?;
-        plan(&self.cx).await
-    }
-
-    /// Passes until nothing changes, then sweeps.
-    pub async fn once(&self) -> Result<Report> {
-        self.sync_network().await?;
-        self.prepare().await?;
-        once(&self.cx).await
+        repair::run(&self.cx, ask).await
     }
 }
 
@@ -189,136 +181,9 @@ impl Running {
 }
 
 /// Takes away the cgroups that pods share when the last pod has left them; its own undo may have been cut before that.
-fn sweep_shared(world: &World) {
+pub(crate) fn sweep_shared(world: &World) {
     world.cgroups.remove_if_empty(&world.paths.default_cgroup());
     world.cgroups.remove_if_empty(world.shims.cgroup());
-}
-
-/// The steps due now, over all objects and orphans.
-pub async fn plan(cx: &Arc<Context>) -> Result<Vec<Planned>> {
-    let mut plan = Vec::new();
-    plan.extend(round::<ImageKind>(cx, Mode::Plan).await.done);
-    plan.extend(round::<PodKind>(cx, Mode::Plan).await.done);
-    plan.extend(round::<SandboxKind>(cx, Mode::Plan).await.done);
-    plan.extend(round::<ContainerKind>(cx, Mode::Plan).await.done);
-    plan.extend(sweep::orphans(cx).await?.iter().map(sweep::Orphan::plan));
-    Ok(plan)
-}
-
-/// What a single run did and left.
-#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
-pub struct Report {
-    pub done: Vec<Planned>,
-    /// Could not be done now, but may be later.
-    pub failed: Vec<String>,
-    /// Only a person can help.
-    pub human: Vec<String>,
-}
-
-impl Report {
-    /// 0 clean, 10 repaired, 20 needs a human, 30 failed.
-    pub fn exit_code(&self) -> u8 {
-        match (self.failed.is_empty(), self.human.is_empty(), self.done.is_empty()) {
-            (false, _, _) => 30,
-            (true, false, _) => 20,
-            (true, true, false) => 10,
-            (true, true, true) => 0,
-        }
-    }
-
-    fn merge(&mut self, other: Report) {
-        self.done.extend(other.done);
-        self.failed = other.failed;
-        self.human = other.human;
-    }
-}
-
-/// More rounds than any chain of dependencies (pod, sandbox, container, and back) needs.
-const ROUNDS: usize = 32;
-
-/// Passes until nothing changes, then sweeps.
-pub async fn once(cx: &Arc<Context>) -> Result<Report> {
-    let mut report = Report::default();
-    for _ in 0..ROUNDS {
-        let mut all = Report::default();
-        for one in [
-            round::<ImageKind>(cx, Mode::Act).await,
-            round::<PodKind>(cx, Mode::Act).await,
-            round::<SandboxKind>(cx, Mode::Act).await,
-            round::<ContainerKind>(cx, Mode::Act).await,
-        ] {
-            all.done.extend(one.done);
-            all.failed.extend(one.failed);
-            all.human.extend(one.human);
-        }
-        for debt in cx.store.list::<DebtKind>() {
-            if let Err(e) = crate::debt::pass(cx, &debt).await {
-                all.human
-                    .push(format!("owed network teardown of {}: {e}", debt.spec.object));
-            }
-        }
-        let quiet = all.done.is_empty();
-        report.merge(all);
-        if quiet {
-            break;
-        }
-    }
-    cx.world.network.sweep_node().await?;
-    sweep_shared(&cx.world);
-    for orphan in sweep::orphans(cx).await? {
-        match sweep::sweep(cx, &orphan).await {
-            Ok(()) => report.done.push(orphan.plan()),
-            Err(e) => report.failed.push(format!("{orphan:?}: {e}")),
-        }
-    }
-    for (kind, uid, why) in &cx.opened.quarantined {
-        report
-            .human
-            .push(format!("{kind} {uid}: its record cannot be read: {why}"));
-    }
-    if let Err(e) = cx.world.files.empty_trash().await {
-        report.failed.push(format!("trash: {e}"));
-    }
-    Ok(report)
-}
-
-/// One pass over every object of a kind, all at once.
-async fn round<K: Staged + Controlled>(cx: &Arc<Context>, mode: Mode) -> Report {
-    let mut objects = cx.store.list::<K>();
-    objects.retain(|o| !o.meta.paused());
-    // Oldest first, so that a plan reads in the order of creation.
-    objects.reverse();
-    let passes = join_all(objects.iter().map(|object| async move {
-        let planned = pass::run(cx, object, Mode::Plan).await;
-        match (planned, mode) {
-            (Err(e), _) => (Vec::new(), Some(e)),
-            (Ok(passed), Mode::Plan) => (passed.plan, None),
-            (Ok(passed), Mode::Act) if passed.plan.is_empty() && !object.meta.deleted() => {
-                cx.store.set_status::<K>(object.uid(), passed.status);
-                (Vec::new(), passed.error)
-            }
-            (Ok(passed), Mode::Act) => {
-                match crate::engine::staged::pass(cx, object).await {
-                    Ok(_) => (passed.plan, None),
-                    Err(e @ Error::Pending(_)) => (passed.plan, Some(e)),
-                    // What failed was not done; another round now would only fail again.
-                    Err(e) => (Vec::new(), Some(e)),
-                }
-            }
-        }
-    }));
-    let mut report = Report::default();
-    for (object, (plan, error)) in objects.iter().zip(passes.await) {
-        report.done.extend(plan);
-        match error {
-            None | Some(Error::Pending(_)) => {}
-            Some(e) if e.class() == Class::Transient => {
-                report.failed.push(format!("{} {}: {e}", K::KIND, object.meta.name))
-            }
-            Some(e) => report.human.push(format!("{} {}: {e}", K::KIND, object.meta.name)),
-        }
-    }
-    report
 }
 
 /// The first look: statuses from what is there, nothing changed.
@@ -442,10 +307,17 @@ async fn sweep_always(cx: Arc<Context>) {
         if !first.is_empty() {
             let second = sweep::orphans(&cx).await.unwrap_or_default();
             for orphan in first.intersection(&second) {
+                // What may be wanted after all is for a person to say.
+                if sweep::judge(&cx, orphan).await.risk > Risk::B {
+                    continue;
+                }
                 if let Err(e) = sweep::sweep(&cx, orphan).await {
                     tracing::warn!(?orphan, "could not be swept, trying again later: {e}");
                 }
             }
+        }
+        if let Err(e) = cx.world.network.mend().await {
+            tracing::warn!("network mend: {e}");
         }
         if let Err(e) = cx.world.network.sweep_node().await {
             tracing::warn!("network sweep: {e}");

@@ -117,6 +117,20 @@ impl Service {
     }
 }
 
+/// The end of a process that was taken over: with a terminal, the shim's own death is the cause (SIGHUP).
+pub fn told(proc: &Proc, end: End) -> End {
+    const WHY: &str = "its terminal ended with its shim";
+    let terminal = proc.task.run.as_ref().is_some_and(|run| run.terminal);
+    if !terminal || proc.kill_at.is_some() {
+        return end;
+    }
+    let message = match end.message.as_str() {
+        "" => WHY.to_owned(),
+        message => format!("{message}; {WHY}"),
+    };
+    End { message, ..end }
+}
+
 /// Execs died with the connections of the last shim.
 fn kill_execs(proc: &Proc) {
     let cgroups = proc.cgroups();

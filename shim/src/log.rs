@@ -242,6 +242,12 @@ impl Log {
         self.dropped_ever
     }
 
+    /// Device and inode of the open file; zeros if none is.
+    pub fn file_id(&self) -> (u64, u64) {
+        let meta = self.file.as_ref().and_then(|file| file.metadata().ok());
+        meta.map_or((0, 0), |meta| (meta.dev(), meta.ino()))
+    }
+
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let file = self
             .file

@@ -112,7 +112,11 @@ pub fn read(path: &Path) -> Result<Option<RunRecord>> {
 pub fn write_start(path: &Path, start: &Start) -> Result<()> {
     let file = open(path)?;
     let at = Error::io("write start to run record", path);
-    if read_file(&file).is_ok_and(|old| old.start.is_some() || old.end.is_some()) {
+    let old = match read_file(&file) {
+        Ok(old) => old,
+        Err(error) => return Err(at(error)),
+    };
+    if old.start.is_some() || old.end.is_some() {
         return Err(at(io::Error::new(
             io::ErrorKind::AlreadyExists,
             "it has started before",
@@ -125,7 +129,10 @@ pub fn write_start(path: &Path, start: &Start) -> Result<()> {
 pub fn write_stop(path: &Path, stop: Stop) -> Result<Stop> {
     let file = open(path)?;
     let at = Error::io("write stop to run record", path);
-    let old = read_file(&file).ok().and_then(|record| record.stop);
+    let old = match read_file(&file) {
+        Ok(record) => record.stop,
+        Err(error) => return Err(at(error)),
+    };
     let new = match &old {
         Some(old) => Stop {
             signal: old.signal,
@@ -183,19 +190,35 @@ fn read_file(file: &File) -> io::Result<RunRecord> {
         }
     }
     Ok(RunRecord {
-        start: slot(&bytes, START),
-        stop: slot(&bytes, STOP),
-        end: slot(&bytes, END),
+        start: slot(&bytes, START)?,
+        stop: slot(&bytes, STOP)?,
+        end: slot(&bytes, END)?,
     })
 }
 
-fn slot<M: Message + Default>(bytes: &[u8], (offset, size): (u64, usize)) -> Option<M> {
+/// `None` if it was never written or is torn. One of a later form is an error: taken for absent, its container would
+/// start a second time.
+fn slot<M: Message + Default>(bytes: &[u8], place: (u64, usize)) -> io::Result<Option<M>> {
+    let Some((magic, body)) = whole(bytes, place) else {
+        return Ok(None);
+    };
+    match magic.to_le_bytes() {
+        _ if magic == MAGIC => Ok(M::decode(body).ok()),
+        [b'R', b'C', b'R', version] => {
+            let version = char::from(version);
+            let why = format!("its form {version:?} is newer than this program, which knows '1'; upgrade it");
+            Err(io::Error::new(io::ErrorKind::Unsupported, why))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Magic and body of a slot whose checksum holds.
+fn whole(bytes: &[u8], (offset, size): (u64, usize)) -> Option<(u32, &[u8])> {
     let slot = bytes.get(offset as usize..offset as usize + size)?;
     let word = |at: usize| slot[at..].first_chunk().map(|word| u32::from_le_bytes(*word));
     let body = slot.get(HEAD..HEAD.checked_add(word(4)? as usize)?)?;
-    (word(0)? == MAGIC && word(8)? == crc32(body))
-        .then(|| M::decode(body).ok())
-        .flatten()
+    (word(8)? == crc32(body)).then_some((word(0)?, body))
 }
 
 fn write(file: &File, (offset, size): (u64, usize), message: &impl Message) -> io::Result<()> {
@@ -243,6 +266,72 @@ mod tests {
     #[test]
     fn crc_is_the_usual_one() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+    }
+
+    /// The slots of a record as version 0.1.0 writes them, encoded by another program.
+    const GOLDEN: [(usize, &str); 3] = [
+        (
+            0,
+            "5243523120000000e2bd9bef08d20910d5bb031a0d35613363306637652d626f6f7420959a97ece39fe7cb17",
+        ),
+        (512, "52435231090000003df313f9080f1080bcf0e6f002"),
+        (
+            1024,
+            "524352311e0000001ea080ba082a18012080bc9898d4a2e7cb172a094f4f4d4b696c6c65643203776879",
+        ),
+    ];
+
+    #[test]
+    fn the_bytes_of_the_first_version_stay_readable() {
+        let mut bytes = vec![0; 4096];
+        for (at, hex) in GOLDEN {
+            for (n, pair) in hex.as_bytes().chunks(2).enumerate() {
+                bytes[at + n] = u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run");
+        std::fs::write(&path, bytes).unwrap();
+        let wanted = RunRecord {
+            start: Some(Start {
+                pid: 1234,
+                start_ticks: 56789,
+                boot_id: "5a3c0f7e-boot".into(),
+                started_at: 1_700_000_000_123_456_789,
+            }),
+            stop: Some(Stop {
+                signal: 15,
+                deadline: 99_000_000_000,
+            }),
+            end: Some(End {
+                code: 42,
+                signal: 0,
+                oom: true,
+                finished_at: 1_700_000_099_000_000_000,
+                reason: "OOMKilled".into(),
+                message: "why".into(),
+            }),
+        };
+        assert_eq!(read(&path).unwrap(), Some(wanted));
+    }
+
+    #[test]
+    fn a_newer_record_is_refused_and_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run");
+        write_start(&path, &Start::default()).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[3] = b'2';
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("newer"));
+        assert!(write_start(&path, &Start::default()).is_err());
+        assert!(write_stop(&path, Stop::default()).is_err());
+        assert!(write_end(&path, End::lost(1)).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        // Torn, whatever its first bytes are, is absent.
+        bytes[20] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(read(&path).unwrap(), Some(RunRecord::default()));
     }
 
     #[test]

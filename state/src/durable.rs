@@ -572,6 +572,19 @@ mod tests {
         }
     }
 
+    /// A value as version 0.1.0 writes it, made by another program.
+    #[test]
+    fn the_bytes_of_the_first_format_stay_readable() {
+        let body = br#"{"apiVersion":"reconcile/v1"}"#;
+        let value = [&[0x01, 0, 0, 0, 0x3f, 0xfc, 0x2c, 0x2b][..], body].concat();
+        let key = format!("Node/{}", "1a".repeat(32));
+        assert!(decode(&key, &value).is_ok_and(|read| read == body));
+        assert!(
+            decode("Node/other", &value).is_err(),
+            "a value moved to another key is none"
+        );
+    }
+
     #[test]
     fn a_newer_format_is_refused_and_left_alone() {
         let newer = |key: &str, body: &[u8]| {

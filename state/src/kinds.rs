@@ -107,7 +107,26 @@ fn publish<K: Kind>(tables: &mut Tables, published: &Published) {
     }
 }
 
+/// Copies have no format of their own: their `apiVersion` says who can read them.
+fn own_version(json: &[u8]) -> Result<(), String> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Versioned {
+        api_version: String,
+    }
+    let known = "reconcile/v1";
+    match serde_json::from_slice::<Versioned>(json) {
+        Ok(copy) if copy.api_version != known => Err(format!(
+            "is of {}, this program reads {known}; upgrade it",
+            copy.api_version
+        )),
+        // Others are told by whoever reads the rest.
+        _ => Ok(()),
+    }
+}
+
 fn import<K: Kind>(writer: &mut Writer, json: &[u8]) -> Result<String, String> {
+    own_version(json)?;
     let mut object = parse::<K>(json)?;
     object.meta.ready_by = None;
     writer.seen(object.meta.created);

@@ -39,6 +39,7 @@ pub mod yaml;
 mod check;
 mod durable;
 pub mod fault;
+mod grown;
 mod guard;
 mod index;
 mod kinds;

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::grown;
 
 /// `apiVersion` of every kind here.
 pub const API_VERSION: &str = "reconcile/v1";
@@ -174,24 +175,36 @@ impl<K: Kind> Object<K> {
     /// The record without its status, with `apiVersion` and `kind`: what is kept on disk and in the copies.
     pub fn to_json(&self) -> serde_json::Result<Vec<u8>> {
         #[derive(Serialize)]
-        struct Record<'a, S> {
+        struct Record<'a, S: Serialize> {
             #[serde(rename = "apiVersion")]
             api_version: &'a str,
             kind: &'a str,
             metadata: &'a Meta,
             spec: &'a S,
         }
-        serde_json::to_vec(&Record {
-            api_version: API_VERSION,
-            kind: K::KIND,
-            metadata: &self.meta,
-            spec: &self.spec,
-        })
+        let (api_version, kind) = (API_VERSION, K::KIND);
+        match grown::write(self)? {
+            None => serde_json::to_vec(&Record {
+                api_version,
+                kind,
+                metadata: &self.meta,
+                spec: &self.spec,
+            }),
+            Some((metadata, spec)) => serde_json::to_vec(&Record {
+                api_version,
+                kind,
+                metadata: &metadata,
+                spec: &spec,
+            }),
+        }
     }
 
-    /// Reads what [`Object::to_json`] wrote.
+    /// Reads what [`Object::to_json`] wrote, in this version or a newer one.
     pub fn from_json(json: &[u8]) -> serde_json::Result<Self> {
-        let mut object: Self = serde_json::from_slice(json)?;
+        let mut object: Self = match serde_json::from_slice(json) {
+            Ok(object) => object,
+            Err(_) => grown::read(json)?,
+        };
         object.rekey();
         Ok(object)
     }

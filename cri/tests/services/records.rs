@@ -213,7 +213,10 @@ async fn once_without_a_loop_says_so() {
     let error = world
         .records
         .clone()
-        .once(v1::OnceRequest { dry_run: true })
+        .once(v1::OnceRequest {
+            dry_run: true,
+            ..Default::default()
+        })
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented);

@@ -6,8 +6,8 @@ use state::Container;
 use state::container::{ContainerKind, Resources};
 
 use super::cgroup_path;
-use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
+use crate::engine::{Context, live};
 use crate::error::{Error, Result};
 use crate::sandbox;
 use crate::world::Cgroups;
@@ -115,9 +115,13 @@ fn weight(shares: i64) -> u64 {
     }
 }
 
-/// Which limits do not hold.
+/// Which limits do not hold, and how the processes are kept from them.
 pub struct Have {
     differing: Vec<Limit>,
+    /// Nobody of ours freezes what runs.
+    frozen: bool,
+    /// Controllers in whose cgroup the first process is not.
+    astray: Vec<&'static str>,
 }
 
 impl Stage<ContainerKind> for Limits {
@@ -129,10 +133,25 @@ impl Stage<ContainerKind> for Limits {
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
         let mut differing = wanted(&object.spec.resources, cgroups.v2());
         differing.retain(|limit| !holds(cgroups, &path, limit));
-        Ok(Have { differing })
+        let astray = match (pid(cx, object)?, &cx.world.usage) {
+            (Some(pid), Some(real)) => real.astray(&path, pid),
+            _ => Vec::new(),
+        };
+        Ok(Have {
+            differing,
+            frozen: frozen(cgroups, &path),
+            astray,
+        })
     }
 
     fn diff(_: &Container, have: &Have) -> Step {
+        if have.frozen {
+            return Step::Change(Why::new("Frozen", "its cgroup is frozen and it is to run"));
+        }
+        if !have.astray.is_empty() {
+            let what = format!("its first process is not in its cgroup {}", have.astray.join(" "));
+            return Step::Change(Why::risky("Astray", what));
+        }
         match have.differing.first() {
             None => Step::Keep,
             Some(limit) => Step::Change(Why::new(
@@ -148,7 +167,25 @@ impl Stage<ContainerKind> for Limits {
 
     async fn act(cx: &Context, object: &Container, _: &Step) -> Result<()> {
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
-        let differing = Self::observe(cx, object).await?.differing;
+        let Have {
+            differing,
+            frozen,
+            astray,
+        } = Self::observe(cx, object).await?;
+        if frozen {
+            thaw(&*cx.world.cgroups, &path).map_err(Error::io("thaw cgroup", &path))?;
+        }
+        // Asked again: only the very process of the run record is moved.
+        if let (Some(pid), false) = (pid(cx, object)?, astray.is_empty()) {
+            tracing::warn!(pid, "moving the container's process back into its cgroup");
+            for controller in astray {
+                let moved = cx
+                    .world
+                    .cgroups
+                    .set(controller, &path, "cgroup.procs", &pid.to_string());
+                moved.map_err(Error::io("move process into cgroup", &path))?;
+            }
+        }
         // Memory alone and memory with swap bound each other: what is refused in one order is taken in the other.
         let failed: Vec<Limit> = differing
             .into_iter()
@@ -163,6 +200,28 @@ impl Stage<ContainerKind> for Limits {
 
     async fn undo(_: &Context, _: &Container) -> Result<Undone> {
         Ok(Undone::Done)
+    }
+}
+
+/// The first process, while it lives.
+fn pid(cx: &Context, object: &Container) -> Result<Option<i32>> {
+    let run = super::run_record(&cx.world, object)?;
+    Ok(run.and_then(|run| live::pid(&cx.world, &run)))
+}
+
+/// Was this very cgroup frozen (not one above it)?
+fn frozen(cgroups: &dyn Cgroups, path: &str) -> bool {
+    let text = match cgroups.v2() {
+        true => cgroups.get("", path, "cgroup.freeze"),
+        false => cgroups.get("freezer", path, "freezer.self_freezing"),
+    };
+    text.is_ok_and(|text| text.trim() == "1")
+}
+
+fn thaw(cgroups: &dyn Cgroups, path: &str) -> io::Result<()> {
+    match cgroups.v2() {
+        true => cgroups.set("", path, "cgroup.freeze", "0"),
+        false => cgroups.set("freezer", path, "freezer.state", "THAWED"),
     }
 }
 

@@ -33,6 +33,36 @@ pub struct Planned {
     pub reason: String,
     pub message: String,
     pub risk: Risk,
+    /// How to go back.
+    #[serde(default)]
+    pub undo: String,
+}
+
+impl Action {
+    /// As it is printed.
+    pub fn word(self) -> &'static str {
+        match self {
+            Action::Make => "make",
+            Action::Change => "change",
+            Action::Remake => "remake",
+            Action::Undo => "undo",
+            Action::End => "end",
+            Action::Sweep => "sweep",
+            Action::Erase => "erase",
+        }
+    }
+
+    /// How a step of this sort is taken back, for the plan.
+    pub fn way_back(self) -> &'static str {
+        match self {
+            Action::Make | Action::Remake => "goes with its object: delete that",
+            Action::Change => "goes with the wish: change that",
+            Action::Undo => "none: nothing wants it; create the object anew",
+            Action::End => "none: an end is final; a new attempt starts afresh",
+            Action::Sweep => "none: nothing knows it",
+            Action::Erase => "none",
+        }
+    }
 }
 
 impl Planned {
@@ -46,7 +76,14 @@ impl Planned {
             reason: why.reason.to_owned(),
             message: why.message.clone(),
             risk: why.risk,
+            undo: action.way_back().to_owned(),
         }
+    }
+
+    /// What makes a step the same in two plans; not its proof, which may count or name processes.
+    pub fn key(&self) -> String {
+        let action = self.action.word();
+        format!("{} {} {} {action} {:?}", self.kind, self.uid, self.stage, self.risk)
     }
 
     pub fn undo<K: Kind>(object: &Object<K>, stage: &str) -> Planned {
@@ -58,7 +95,6 @@ impl Planned {
 impl std::fmt::Display for Planned {
     /// One line: `PodSandbox 0123abcd (web) netns: make, Absent`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let action = serde_json::to_value(self.action).unwrap_or_default();
         let short: String = self.uid.chars().take(13).collect();
         write!(
             f,
@@ -66,7 +102,7 @@ impl std::fmt::Display for Planned {
             self.kind,
             self.name,
             self.stage,
-            action.as_str().unwrap_or_default()
+            self.action.word()
         )?;
         write!(f, ", {} [{:?}]", self.reason, self.risk)?;
         if !self.message.is_empty() {

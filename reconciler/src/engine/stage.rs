@@ -11,12 +11,16 @@ use crate::engine::Context;
 use crate::error::{Error, Result};
 
 /// How dangerous a step is to take without asking (the node-repair plan prints it).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Risk {
     /// No data and no live process is touched.
     A,
     /// Something is replaced; the old one is kept or can be made again.
     B,
+    /// Data or a live process would be lost: only for whom a person names it, or with `--force`.
+    C,
+    /// Nothing is done about it.
+    R,
 }
 
 /// Why a step is due: the proof, in one word and one sentence.

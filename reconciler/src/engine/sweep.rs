@@ -12,10 +12,12 @@ use state::pod::PodKind;
 use state::sandbox::SandboxKind;
 
 use crate::engine::Context;
+use crate::engine::live;
 use crate::engine::plan::{Action, Planned};
-use crate::engine::record::remove_empty_tree;
+use crate::engine::record::{COPY, remove_empty_tree};
 use crate::engine::stage::Risk;
 use crate::error::Result;
+use crate::world::Paths;
 use crate::world::linux::netns::Pin;
 
 /// Something of ours without a record.
@@ -29,15 +31,28 @@ pub enum Orphan {
     Cgroup(String),
     /// `images/<uid>` or `declared/<uid>`.
     Directory(String),
+    /// A mount on what was thrown away.
+    Mount(PathBuf),
+    /// The record of a container whose sandbox has none: sandbox, container.
+    Record(String, String),
+}
+
+/// What is to be done about an orphan, with its proof.
+pub struct Judged {
+    pub risk: Risk,
+    pub reason: &'static str,
+    pub message: String,
 }
 
 impl Orphan {
-    pub fn plan(&self) -> Planned {
+    pub fn plan(&self, judged: Judged) -> Planned {
         let (kind, uid, stage) = match self {
             Orphan::Sandbox(uid) => ("PodSandbox", uid.clone(), "all"),
             Orphan::Container(_, uid) => ("Container", uid.clone(), "all"),
+            Orphan::Record(_, uid) => ("Container", uid.clone(), "record"),
             Orphan::Cgroup(path) => ("Cgroup", path.clone(), "cgroup"),
             Orphan::Directory(path) => ("Directory", path.clone(), "record"),
+            Orphan::Mount(path) => ("Mount", path.display().to_string(), "mount"),
         };
         Planned {
             kind: kind.to_owned(),
@@ -45,11 +60,75 @@ impl Orphan {
             uid,
             stage: stage.to_owned(),
             action: Action::Sweep,
-            reason: "NoRecord".to_owned(),
-            message: "it bears our mark and no record knows it".to_owned(),
-            risk: Risk::A,
+            reason: judged.reason.to_owned(),
+            message: judged.message,
+            risk: judged.risk,
+            undo: Action::Sweep.way_back().to_owned(),
         }
     }
+}
+
+/// Says how dangerous it is to take an orphan down. With a record's copy beside it, what lives may be wanted: its record
+/// was lost. A cgroup with processes that nothing explains holds somebody else's.
+pub async fn judge(cx: &Context, orphan: &Orphan) -> Judged {
+    let paths = &cx.world.paths;
+    let (dir, lives) = match orphan {
+        Orphan::Sandbox(uid) | Orphan::Record(uid, _) => {
+            let mut dirs = vec![paths.pod(uid)];
+            dirs.extend(
+                names(cx, &paths.pod(uid).join("containers"))
+                    .iter()
+                    .map(|c| paths.container(uid, c)),
+            );
+            let lives = dirs.iter().find_map(|dir| pid(cx, dir));
+            (paths.pod(uid), lives)
+        }
+        Orphan::Container(sandbox, uid) => {
+            let dir = paths.container(sandbox, uid);
+            let lives = pid(cx, &dir);
+            (dir, lives)
+        }
+        Orphan::Cgroup(path) => {
+            let real = cx.world.usage.as_ref();
+            if let Some(pid) = real.and_then(|real| real.processes(path).first().copied()) {
+                return Judged {
+                    risk: Risk::C,
+                    reason: "ForeignProcesses",
+                    message: format!("process {pid} is in it and nothing of ours explains that; it is left alone"),
+                };
+            }
+            return Judged::plain(Risk::A);
+        }
+        Orphan::Directory(_) | Orphan::Mount(_) => return Judged::plain(Risk::A),
+    };
+    match lives {
+        None => Judged::plain(Risk::A),
+        Some(pid) if cx.world.files.exists(&dir.join(COPY)) => Judged {
+            risk: Risk::C,
+            reason: "RecordLost",
+            message: format!("process {pid} lives and {COPY} lies beside it, but the database does not know it"),
+        },
+        Some(pid) => Judged {
+            message: format!("process {pid} lives, bears our mark, and no record knows it"),
+            ..Judged::plain(Risk::B)
+        },
+    }
+}
+
+impl Judged {
+    fn plain(risk: Risk) -> Judged {
+        Judged {
+            risk,
+            reason: "NoRecord",
+            message: "it bears our mark and no record knows it".to_owned(),
+        }
+    }
+}
+
+/// The living process of the run record in a directory.
+fn pid(cx: &Context, dir: &Path) -> Option<i32> {
+    let run = cx.world.files.run_record(&Paths::run_record(dir)).ok()??;
+    live::pid(&cx.world, &run)
 }
 
 /// Lists what has no record.
@@ -89,7 +168,13 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
         .into_iter()
         .filter(|(sandbox, uid)| known(sandbox) && !known(uid));
     found.extend(orphaned.map(|(sandbox, uid)| Orphan::Container(sandbox, uid)));
-    let stray = cgroups.into_iter().filter(|name| !known(name));
+    // What stands in an orphan's cgroups goes with it.
+    let of_orphan = |name: &String| {
+        sandboxes
+            .iter()
+            .any(|s| s == name || cx.world.files.exists(&paths.pod(s).join("containers").join(name)))
+    };
+    let stray = cgroups.into_iter().filter(|name| !known(name) && !of_orphan(name));
     found.extend(stray.map(|name| Orphan::Cgroup(format!("{}/{name}", paths.default_cgroup()))));
     let gone = images
         .into_iter()
@@ -99,7 +184,22 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
         .into_iter()
         .filter(|u| cx.store.get::<PodKind>(u).is_none() && !cx.store.quarantined(u));
     found.extend(gone.map(|uid| Orphan::Directory(format!("declared/{uid}"))));
+    found.extend(
+        trashed_mounts(cx, &paths.root.join("trash"))
+            .into_iter()
+            .map(Orphan::Mount),
+    );
+    let containers = cx.store.list::<ContainerKind>();
+    let lone = containers.iter().filter(|c| !known(&c.spec.sandbox));
+    found.extend(lone.map(|c| Orphan::Record(c.spec.sandbox.clone(), c.uid().to_owned())));
     Ok(found)
+}
+
+/// Mounts below the trash, deepest first: they keep it from being emptied.
+fn trashed_mounts(cx: &Context, trash: &Path) -> Vec<PathBuf> {
+    let mut below = cx.world.mounts.below(&[trash.to_owned()]).unwrap_or_default();
+    below.retain(|mount| mount != trash);
+    below
 }
 
 /// The children of a directory that look like uids.
@@ -130,6 +230,16 @@ pub async fn sweep(cx: &Context, orphan: &Orphan) -> Result<()> {
             cx.world.cgroups.remove(path)
         }
         Orphan::Directory(path) => cx.world.files.bury(&paths.root.join(path)),
+        Orphan::Mount(path) => cx.world.mounts.unmount_only(path),
+        Orphan::Record(sandbox, uid) => {
+            // Its things went with those of its sandbox.
+            let files = &cx.world.files;
+            if files.exists(&paths.pod(sandbox)) || files.exists(&paths.pod_state(sandbox)) {
+                sweep_sandbox(cx, sandbox).await?;
+            }
+            cx.store.delete::<ContainerKind>(uid).await?;
+            Ok(cx.store.erase::<ContainerKind>(uid).await?)
+        }
     }
 }
 
@@ -141,8 +251,24 @@ fn unmount_below(cx: &Context, dirs: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
+/// The cgroup that its sandbox's copy gives as parent, for one that is gone from the database.
+fn parent(cx: &Context, dir: &Path) -> Option<String> {
+    let copy = cx.world.files.read(&dir.join(COPY)).ok()??;
+    let copy: serde_json::Value = serde_json::from_slice(&copy).ok()?;
+    let parent = copy.pointer("/spec/cgroupParent")?.as_str()?.trim_end_matches('/');
+    (parent.starts_with('/') && !parent.contains("..")).then(|| parent.to_owned())
+}
+
 async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
     let paths = &cx.world.paths;
+    if let Some(parent) = parent(cx, &paths.pod(uid)) {
+        let mut below = names(cx, &paths.pod(uid).join("containers"));
+        below.push(uid.to_owned());
+        for name in below {
+            cx.world.cgroups.kill(&format!("{parent}/{name}"))?;
+            cx.world.cgroups.remove(&format!("{parent}/{name}"))?;
+        }
+    }
     if let Some(client) = cx.world.shims.find(uid).await {
         if let Ok(state) = client.state().await {
             for process in state.processes {

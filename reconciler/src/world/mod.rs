@@ -33,7 +33,7 @@ use linux::netns::{Kind, Pin, Pins, UserPin};
 use linux::network::{self, Attachment, Drift, Ready, State, Want};
 use linux::passwd::{ResolvedUser, UserRequest};
 use linux::pull::{Failure, Progress, Pulled};
-use linux::registry::Access;
+use linux::registry::{Access, Ignored};
 use linux::unpack::Form;
 
 /// Every part of the node that the stages may touch.
@@ -195,6 +195,18 @@ pub trait Network: Send + Sync {
     async fn sweep_links(&self, uid: &str) -> network::Result<()>;
     /// Takes away what pods share (bridge, table) when none is left. For the sweep.
     async fn sweep_node(&self) -> network::Result<()>;
+    /// Host ports of ours that no pod has asked for, `PORT/PROTOCOL`. Reads only.
+    async fn stale(&self) -> network::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+    /// Takes such rules away.
+    async fn mend(&self) -> network::Result<()> {
+        Ok(())
+    }
+    /// The directory of a CNI configuration that cannot be used, and why.
+    fn misconfigured(&self) -> Option<(PathBuf, String)> {
+        None
+    }
     /// At start, once: makes what pods share anew from the attachments on disk.
     async fn sync_node(&self) -> network::Result<()>;
     /// The pod CIDRs that the node was given (CRI UpdateRuntimeConfig), comma-separated.
@@ -252,6 +264,10 @@ pub trait Images: Send + Sync {
     async fn collect(&self, roots: Roots, grace: Duration) -> Result<usize>;
     /// Until nothing is being unpacked.
     async fn quiet(&self);
+    /// Lines of registry configuration that are not used, each with a reference of its host.
+    fn ignored_settings(&self) -> Vec<(String, Ignored)> {
+        Vec::new()
+    }
     /// Everything is on disk, and nothing is written any more.
     async fn end(&self) -> Result<()>;
 }

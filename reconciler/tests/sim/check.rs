@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use reconciler::engine::Context;
-use reconciler::runtime;
+use reconciler::repair::{self, Ask};
 use state::container::{ContainerKind, ContainerPhase};
 use state::debt::DebtKind;
 use state::image::{ImageKind, ImagePhase};
@@ -108,10 +108,19 @@ pub async fn at_rest(sim: &Sim, cx: &Arc<Context>, promised: &BTreeSet<String>, 
     }
     settled(sim, cx, problems);
     let before = sim.lock().steps;
-    match runtime::plan(cx).await {
-        Ok(plan) => plan
-            .iter()
-            .for_each(|step| problems.push(format!("2: at rest there is still to do: {step}"))),
+    let ask = Ask {
+        dry_run: true,
+        force: true,
+        ..Ask::default()
+    };
+    match repair::run(cx, &ask).await {
+        Ok(plan) => {
+            let due = plan
+                .done
+                .iter()
+                .map(|step| format!("2: at rest there is still to do: {step}"));
+            problems.extend(due.chain(plan.failed.iter().map(|why| format!("2: at rest fails: {why}"))));
+        }
         Err(e) => problems.push(format!("2: at rest no plan can be made: {e}")),
     }
     if sim.lock().steps != before {

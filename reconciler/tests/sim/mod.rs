@@ -9,8 +9,8 @@
 //! ```
 //!
 //! `fs` and `node` are the model, `parts`, `shims`, `images` and `daemon` the ways to it, `client`, `scenarios` and
-//! `case` what happens, `check` what must hold. Time is tokio's paused one; chance comes from the case's seed; so a case
-//! is the same whenever it is played.
+//! `case` what happens, `check` what must hold. Time is tokio's paused one; chance comes from the case's seed. A cut
+//! case is the same whenever it is played; in an unquiet one kube-runtime may poll two due passes in another order.
 
 #![allow(dead_code)]
 

@@ -172,6 +172,8 @@ pub struct Node {
     /// The database's durable content; `None` if it is gone.
     pub records: Option<BTreeMap<String, Vec<u8>>>,
     pub born: bool,
+    /// The database was lost once.
+    pub lost_records: bool,
     pub boot: u64,
     /// ns since the boot, at `origin`.
     base: u64,
@@ -247,6 +249,7 @@ impl Sim {
             fs: Fs::new(Path::new(STATE)),
             records: None,
             born: false,
+            lost_records: false,
             boot: 1,
             base: 1000 * SECOND,
             origin: None,
@@ -426,6 +429,7 @@ impl Node {
         }
         if blow == Blow::Store {
             self.records = None;
+            self.lost_records = true;
         }
         if matches!(blow, Blow::Shims | Blow::Both) {
             self.kill_shims();

@@ -27,7 +27,11 @@ pub fn all() -> Vec<(&'static str, Vec<Op>)> {
         ),
         (
             "exit by itself",
-            [running(&["exit", "3", "700"]), vec![Op::AwaitExit("c"), Op::Sleep(500)]].concat(),
+            [
+                running(&["exit", "3", "700"]),
+                vec![Op::AwaitExit("c"), Op::Sleep(500), Op::Pull("registry.sim/other:1")],
+            ]
+            .concat(),
         ),
         (
             "exit at once",

@@ -65,10 +65,14 @@ impl Service {
         let Some(pidfd) = &proc.pidfd else { return };
         match crate::adopt::exit_status(proc.pid, proc.started.start_ticks, pidfd) {
             Some(_) | None if proc.phase == Phase::Stopping => proc.is_dead = true,
-            Some(status) => proc.ended(&dir, End::from_wait(status, false, sys::now())),
+            Some(status) => {
+                let end = crate::adopt::told(proc, End::from_wait(status, false, sys::now()));
+                proc.ended(&dir, end)
+            }
             // Reaped, and the kernel (before 6.15) does not tell.
             None if sys::start_ticks(proc.pid) != Some(proc.started.start_ticks) => {
-                proc.ended(&dir, End::lost(sys::now()))
+                let end = crate::adopt::told(proc, End::lost(sys::now()));
+                proc.ended(&dir, end)
             }
             None => {}
         }

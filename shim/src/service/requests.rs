@@ -49,14 +49,19 @@ impl Service {
     }
 
     fn state(&self) -> api::StateResponse {
-        let process = |proc: &Proc| api::Process {
-            id: proc.id().into(),
-            pid: proc.pid,
-            phase: proc.phase as i32,
-            adopted: proc.pidfd.is_some(),
-            dropped_bytes: proc.log.as_ref().map_or(0, Log::dropped_ever),
-            execs: self.execs.iter().filter(|exec| exec.container == proc.key).count() as u32,
-            started_at: proc.started.started_at,
+        let process = |proc: &Proc| {
+            let (log_dev, log_ino) = proc.log.as_ref().map_or((0, 0), Log::file_id);
+            api::Process {
+                id: proc.id().into(),
+                pid: proc.pid,
+                phase: proc.phase as i32,
+                adopted: proc.pidfd.is_some(),
+                dropped_bytes: proc.log.as_ref().map_or(0, Log::dropped_ever),
+                execs: self.execs.iter().filter(|exec| exec.container == proc.key).count() as u32,
+                started_at: proc.started.started_at,
+                log_dev,
+                log_ino,
+            }
         };
         api::StateResponse {
             pid: std::process::id(),

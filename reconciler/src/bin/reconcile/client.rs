@@ -148,8 +148,7 @@ impl Client {
     }
 
     /// Asks for a pass over everything; the report or plan as JSON, and the exit code for it.
-    pub async fn once(&self, dry_run: bool) -> Result<(Vec<u8>, i32)> {
-        let request = v1::OnceRequest { dry_run };
+    pub async fn once(&self, request: v1::OnceRequest) -> Result<(Vec<u8>, i32)> {
         let answer = self.records.clone().once(request).await.map_err(said)?.into_inner();
         Ok((answer.json, answer.exit_code))
     }

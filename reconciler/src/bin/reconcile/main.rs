@@ -8,6 +8,7 @@ mod config;
 mod containers;
 mod delete;
 mod describe;
+mod doctor;
 mod documents;
 mod events;
 mod exec;
@@ -79,6 +80,8 @@ enum Command {
     Images(images::Images),
     /// Show what containers have written
     Snapshots(snapshots::Snapshots),
+    /// Say what is wrong on this node and which command helps; changes nothing
+    Doctor(doctor::Doctor),
     /// Stop and remove everything of this root: pods, network, images, records
     Reset(reset::Reset),
     /// Print a completion script
@@ -145,6 +148,7 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Events(args)) => events::run(global, args).await,
         Some(Command::Images(args)) => images::run(global, args).await,
         Some(Command::Snapshots(args)) => snapshots::run(global, args).await,
+        Some(Command::Doctor(args)) => doctor::run(global, args).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
         Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
     }

@@ -1,10 +1,13 @@
 //! `reconcile --once`: one repair of the node, or, dry, its plan. A daemon is asked, where one runs.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use reconciler::runtime::{Report, Runtime};
+use cri::records::v1::OnceRequest;
+use reconciler::repair::{Ask, Report};
+use reconciler::runtime::Runtime;
 
 use crate::client::Client;
 use crate::exec::code;
@@ -25,29 +28,36 @@ pub struct Once {
     #[arg(long)]
     pub once: bool,
     /// With --once: print the steps, take none
-    #[arg(long, requires = "once")]
+    #[arg(long, requires = "once", conflicts_with = "plan")]
     dry_run: bool,
+    /// With --once: take exactly the steps of this plan, made by --once --dry-run -o json; if others are due by now,
+    /// take none
+    #[arg(long, value_name = "FILE", requires = "once")]
+    plan: Option<PathBuf>,
+    /// With --once: also take steps that cost data or a living process (risk C)
+    #[arg(long, requires = "once")]
+    force: bool,
+    /// With --once: take the steps of risk C of this object (uid, beginning of a uid, or name); may be repeated
+    #[arg(long, value_name = "OBJECT", requires = "once")]
+    object: Vec<String>,
     /// With --once: how to print them
     #[arg(short, long, value_enum, default_value_t = Format::Text, requires = "once")]
     output: Format,
 }
 
 pub async fn run(global: &Global, args: &Once) -> Result<ExitCode> {
-    let (report, code) = match Client::connect(&global.socket).await? {
-        Some(client) => {
-            client.ready().await?;
-            let (json, exit) = client.once(args.dry_run).await?;
-            (
-                serde_json::from_slice(&json).context("the daemon's report")?,
-                code(exit),
-            )
-        }
-        None => {
-            let report = here(global, args.dry_run).await?;
-            let code = report.exit_code();
-            (report, code)
-        }
+    let plan = match &args.plan {
+        Some(path) => Some(read(path)?),
+        None => None,
     };
+    let ask = Ask {
+        dry_run: args.dry_run,
+        force: args.force,
+        objects: args.object.clone(),
+        plan,
+        ..Ask::default()
+    };
+    let (report, code) = answer(global, &ask).await?;
     match args.output {
         Format::Json => print::line(serde_json::to_string_pretty(&report)?)?,
         Format::Text => print::out(text(&report, args.dry_run))?,
@@ -55,26 +65,60 @@ pub async fn run(global: &Global, args: &Once) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// By this process itself, under the store's lock.
-async fn here(global: &Global, dry_run: bool) -> Result<Report> {
+/// Bytes of the longest plan that is read.
+const LIMIT: u64 = 64 << 20;
+
+fn read(path: &Path) -> Result<Report> {
+    let size = path
+        .metadata()
+        .with_context(|| format!("--plan {}", path.display()))?
+        .len();
+    ensure!(size <= LIMIT, "--plan {}: longer than {LIMIT} bytes", path.display());
+    let text = std::fs::read(path).with_context(|| format!("--plan {}", path.display()))?;
+    serde_json::from_slice(&text)
+        .with_context(|| format!("--plan {}: not what --once --dry-run -o json prints", path.display()))
+}
+
+/// The daemon's answer, else this process's own, under the store's lock.
+pub async fn answer(global: &Global, ask: &Ask) -> Result<(Report, u8)> {
+    let Some(client) = Client::connect(&global.socket).await? else {
+        let report = here(global, ask).await?;
+        let code = report.exit_code();
+        return Ok((report, code));
+    };
+    client.ready().await?;
+    let request = OnceRequest {
+        dry_run: ask.dry_run,
+        doctor: ask.doctor,
+        force: ask.force,
+        objects: ask.objects.clone(),
+        plan: match &ask.plan {
+            Some(plan) => serde_json::to_vec(plan)?,
+            None => Vec::new(),
+        },
+    };
+    let (json, exit) = client.once(request).await?;
+    let report = serde_json::from_slice(&json).context("the daemon's report")?;
+    Ok((report, code(exit)))
+}
+
+async fn here(global: &Global, ask: &Ask) -> Result<Report> {
     // Looking at a root that was never used must not make one.
-    if dry_run && !global.root.join("id").exists() {
+    if (ask.dry_run || ask.doctor) && !global.root.join("id").exists() {
         return Ok(Report::default());
     }
     let runtime = Runtime::open(global.runtime()?).await?;
-    Ok(match dry_run {
-        true => Report {
-            done: runtime.plan().await?,
-            ..Report::default()
-        },
-        false => runtime.once().await?,
-    })
+    Ok(runtime.repair(ask).await?)
 }
 
 fn text(report: &Report, dry_run: bool) -> String {
     let mut text = String::new();
     for step in &report.done {
         text.push_str(&format!("{}\n", print::plain(&step.to_string())));
+    }
+    for finding in &report.findings {
+        let line = format!("{}: {}: {}", finding.id, finding.object, finding.message);
+        text.push_str(&format!("found {}\n", print::plain(&line)));
     }
     for (what, lines) in [("needs a human", &report.human), ("failed", &report.failed)] {
         for line in lines {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use cri::{OnceReport, Services};
 use reconciler::engine::Context;
-use reconciler::runtime::{self, Runtime};
-use reconciler::streaming;
+use reconciler::runtime::Runtime;
+use reconciler::{repair, streaming};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -75,16 +75,21 @@ pub async fn streaming(
 }
 
 pub fn once_hook(cx: Arc<Context>) -> cri::OnceHook {
-    Arc::new(move |dry_run| {
+    Arc::new(move |request| {
         let cx = cx.clone();
         Box::pin(async move {
-            let report = match dry_run {
-                true => runtime::Report {
-                    done: runtime::plan(&cx).await.map_err(|e| e.to_string())?,
-                    ..Default::default()
-                },
-                false => runtime::once(&cx).await.map_err(|e| e.to_string())?,
+            let plan = match request.plan.as_slice() {
+                [] => None,
+                plan => Some(serde_json::from_slice(plan).map_err(|e| format!("the plan: {e}"))?),
             };
+            let ask = repair::Ask {
+                dry_run: request.dry_run,
+                doctor: request.doctor,
+                force: request.force,
+                objects: request.objects,
+                plan,
+            };
+            let report = repair::run(&cx, &ask).await.map_err(|e| e.to_string())?;
             let exit_code = i32::from(report.exit_code());
             let report = serde_json::to_value(&report).map_err(|e| e.to_string())?;
             Ok(OnceReport { report, exit_code })

@@ -43,6 +43,19 @@ impl Cgroups {
         Ok(Cgroups { v2: false, mounts })
     }
 
+    /// Controllers that limits need and the node does not have.
+    pub fn lacking(&self) -> Vec<&'static str> {
+        let needed = ["cpu", "cpuset", "memory", "pids"];
+        if self.v2 {
+            let there = fs::read_to_string(Path::new(MOUNT).join("cgroup.controllers")).unwrap_or_default();
+            return needed
+                .into_iter()
+                .filter(|c| !there.split_whitespace().any(|t| t == *c))
+                .collect();
+        }
+        needed.into_iter().filter(|c| !self.mounts.contains_key(*c)).collect()
+    }
+
     /// Every distinct hierarchy's directory for `path`.
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
         let mut dirs: Vec<PathBuf> = self
@@ -119,6 +132,25 @@ impl Cgroups {
         pids.sort_unstable();
         pids.dedup();
         pids
+    }
+
+    /// Controllers in whose cgroup (or below it) a process should be and is not; of v1 those that limits need.
+    pub fn astray(&self, path: &str, pid: i32) -> Vec<&'static str> {
+        let controllers: &[&str] = if self.v2 {
+            &[""]
+        } else {
+            &["cpu", "memory", "pids", "freezer"]
+        };
+        let mut astray = controllers.to_vec();
+        astray.retain(|controller| {
+            let Some(dir) = self.dir(controller, path).filter(|dir| dir.is_dir()) else {
+                return false;
+            };
+            let mut pids = Vec::new();
+            collect_pids(&dir, &mut pids, 0);
+            !pids.contains(&pid)
+        });
+        astray
     }
 }
 

@@ -14,10 +14,11 @@ use super::layers::Layers;
 use super::mounts;
 use super::passwd::{self, ResolvedUser, UserRequest};
 use super::pull::{Failure, Flights, Pins, Progress, Pulled};
-use super::registry::{self, Access, Registry};
+use super::registry::{self, Access, Ignored, Registry};
 use super::unpack::{Form, Limits};
 use crate::error::{Class, Error, Result};
 use crate::image::manifest::{self, ChainId, Loaded};
+use state::reference::Reference;
 
 pub struct Images {
     store: Arc<Inner>,
@@ -81,7 +82,7 @@ impl Images {
         &self.store
     }
 
-    pub(super) fn registry(&self) -> &Registry {
+    pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
@@ -151,6 +152,29 @@ impl crate::world::Images for Images {
         let chain = parse(chain_ids)?;
         self.work("layers", move |store| store.layers.settle_doubts(&chain))
             .await
+    }
+
+    fn ignored_settings(&self) -> Vec<(String, Ignored)> {
+        let roots = self.registry.hosts_roots().iter();
+        let entries = roots.flat_map(|root| std::fs::read_dir(root).into_iter().flatten().flatten().take(1000));
+        let mut found: Vec<(String, Ignored)> = Vec::new();
+        for entry in entries {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let host = match name.strip_suffix('_').and_then(|n| n.rsplit_once('_')) {
+                Some((host, port)) => format!("{host}:{port}"),
+                None if name == "_default" => "example.invalid".to_owned(),
+                None => name,
+            };
+            let Ok(reference) = Reference::parse(&format!("{host}/x:1"), "certs.d") else {
+                continue;
+            };
+            for line in self.registry.explain(&reference).ignored {
+                if !found.iter().any(|(_, told)| *told == line) {
+                    found.push((format!("{host}/x:1"), line));
+                }
+            }
+        }
+        found
     }
 
     async fn end(&self) -> Result<()> {

@@ -192,7 +192,7 @@ async fn repair(client: &Client, findings: &[Finding], deep: bool) -> Result<Vec
         Ok(())
     })
     .await??;
-    client.once(false).await?;
+    client.once(Default::default()).await?;
     for finding in findings {
         for name in &finding.names {
             ready(client, name).await?;

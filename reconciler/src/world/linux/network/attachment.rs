@@ -99,14 +99,13 @@ impl Attachment {
         if text.len() as u64 > MAX_BYTES {
             return Err(fail(format!("longer than {MAX_BYTES} bytes")));
         }
-        let attachment: Attachment = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
-        if attachment.version != 1 {
-            return Err(fail(format!(
-                "format {} is newer than this program",
-                attachment.version
-            )));
-        }
-        Ok(Some(attachment))
+        let value = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
+        parse(value, &path).map(Some)
+    }
+
+    /// From a debt.
+    pub fn of_value(value: Value) -> Result<Attachment> {
+        parse(value, Path::new("(owed)"))
     }
 
     /// Writes it: temporary name, then rename. CNI's is made durable, since plugins keep leases over a reboot; of the
@@ -173,6 +172,18 @@ pub fn boot_id() -> Result<String> {
         .to_string())
 }
 
+/// The version first: the rest of a newer one may not be readable at all.
+fn parse(value: Value, path: &Path) -> Result<Attachment> {
+    let path = path.to_owned();
+    match value.get("version").and_then(Value::as_u64) {
+        Some(version) if version > 1 => Err(Error::NewerAttachment { path, version }),
+        _ => serde_json::from_value(value).map_err(|e| Error::Attachment {
+            path,
+            why: e.to_string(),
+        }),
+    }
+}
+
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -195,6 +206,39 @@ pub mod tests {
             cni: None,
             unknown: Map::new(),
         }
+    }
+
+    /// As version 0.1.0 wrote them.
+    #[test]
+    fn attachments_of_the_first_version_stay_readable() {
+        let dir = tempfile::tempdir().unwrap();
+        let builtin = include_str!("tests/golden-builtin.json");
+        let cni = r#"{"version":1,"uid":"e1","namespace":"d","name":"web","podUid":"u","kind":"cni","complete":true,
+            "bootId":"5a3c","netns":"/run/netns/x","ifname":"eth0","addresses":["192.0.2.9/32"],"gateways":[],
+            "ports":[{"protocol":"udp","containerPort":53,"hostPort":5353,"hostIp":"127.0.0.1"}],
+            "cni":{"conflist":{"name":"n","plugins":[{"type":"fake"}]},"args":"K8S_POD_NAME=web",
+            "capabilities":{"portMappings":[]},"result":{"ips":[]}}}"#;
+        for golden in [builtin, cni] {
+            fs::write(dir.path().join(FILE), golden).unwrap();
+            let read = Attachment::read(dir.path()).unwrap().unwrap();
+            assert!(read.unknown.is_empty(), "{:?}", read.unknown);
+            read.write(dir.path()).unwrap();
+            let text = fs::read(dir.path().join(FILE)).unwrap();
+            let (old, new): (Value, Value) = (
+                serde_json::from_str(golden).unwrap(),
+                serde_json::from_slice(&text).unwrap(),
+            );
+            assert_eq!(old, new);
+        }
+    }
+
+    #[test]
+    fn a_newer_attachment_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), r#"{"version": 2, "else": []}"#).unwrap();
+        let error = Attachment::read(dir.path()).unwrap_err();
+        assert!(matches!(error, Error::NewerAttachment { version: 2, .. }), "{error}");
+        assert!(Attachment::of_value(serde_json::json!({"version": 3})).is_err());
     }
 
     #[test]

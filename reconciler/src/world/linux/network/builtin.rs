@@ -229,6 +229,33 @@ impl Builtin {
         .await
     }
 
+    /// Mapped host ports of no attachment. The rules are read first: an attachment is written before its rule is made.
+    pub async fn stale(&self) -> Result<Vec<String>> {
+        let _alone = self.busy.write().await;
+        let (table, pods) = (self.table(Vec::new()), self.config.root.join("pods"));
+        blocking(move || HostPorts::new(table).stale(|| attachments(&pods))).await
+    }
+
+    /// Makes the table anew from memory if it has rules of no attachment.
+    pub async fn mend(&self) -> Result<()> {
+        if self.stale().await?.is_empty() {
+            return Ok(());
+        }
+        let _alone = self.busy.write().await;
+        match self.open.get() {
+            Some(open) => {
+                let ports = open.ports.clone();
+                blocking(move || ports.mend()).await
+            }
+            None if self.attachments().await?.is_empty() => {
+                let table = self.table(Vec::new());
+                blocking(move || table.delete().map_err(|e| system("delete", "the nftables table")(e))).await
+            }
+            // Whoever opens the bridge makes it anew.
+            None => Ok(()),
+        }
+    }
+
     /// Removes bridge and table when no pod is on them.
     pub async fn sweep(&self) -> Result<()> {
         let _alone = self.busy.write().await;

@@ -50,6 +50,8 @@ pub enum Error {
     Annotation { key: String, why: String },
     #[error("attachment {path}: {why}")]
     Attachment { path: PathBuf, why: String },
+    #[error("attachment {path}: its version {version} is newer than this program, which knows 1; upgrade it")]
+    NewerAttachment { path: PathBuf, version: u64 },
     #[error("CNI plugin {plugin}: not found in {}", list(searched))]
     PluginAbsent { plugin: String, searched: Vec<PathBuf> },
     #[error("CNI plugin {plugin} {verb} failed (code {code}): {message}")]
@@ -85,7 +87,7 @@ impl Error {
         match self {
             // Told at once: whoever waits may choose another port, or come again when the plugin is there.
             Error::PortTaken { .. } | Error::NotReady(_) => Class::Permanent,
-            Error::Annotation { .. } | Error::PodCidr(_) => Class::Permanent,
+            Error::Annotation { .. } | Error::PodCidr(_) | Error::NewerAttachment { .. } => Class::Permanent,
             _ => Class::Transient,
         }
     }

@@ -201,6 +201,25 @@ impl HostPorts {
         Ok(missing.map(|e| format!("host port {}/{} is not mapped", e.host_port, e.protocol.name())))
     }
 
+    /// Mapped host ports that none of these attachments has; they are read after the rules.
+    pub fn stale(&self, attachments: impl FnOnce() -> Result<Vec<Attachment>>) -> Result<Vec<String>> {
+        let table = format!("inet {}", self.table.name);
+        let found = self.table.elements().map_err(system("read nftables table", table))?;
+        let Some(found) = found.filter(|elements| !elements.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let wanted: Vec<Element> = attachments()?.iter().flat_map(|a| Pod::new(a).elements).collect();
+        let stale = found.iter().filter(|element| !wanted.contains(element));
+        Ok(stale
+            .map(|e| format!("{}/{}", e.host_port, e.protocol.name()))
+            .collect())
+    }
+
+    /// The table anew, from memory.
+    pub fn mend(&self) -> Result<()> {
+        self.rebuild(&mut self.memory())
+    }
+
     /// Takes the table away if no pod is left; whether it did.
     pub fn remove_if_idle(&self) -> Result<bool> {
         let mut memory = self.memory();

@@ -260,12 +260,17 @@ impl crate::world::Network for Network {
             Ok(None) => Ok(State::Absent),
             Ok(Some(have)) if have.kind == Kind::Cni => self.cni.observe(&have).await,
             Ok(Some(have)) => self.builtin.observe(have).await,
+            Err(error @ Error::NewerAttachment { .. }) => Err(error),
             Err(error) => Ok(State::Partial(error.to_string())),
         }
     }
 
     async fn remove(&self, uid: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
-        let have = Attachment::read(dir).unwrap_or_else(|error| {
+        let have = Attachment::read(dir);
+        if let Err(error @ Error::NewerAttachment { .. }) = have {
+            return Err(error);
+        }
+        let have = have.unwrap_or_else(|error| {
             // Only the bridge's is ever cut short (CNI's is made durable first), and the bridge needs none.
             tracing::warn!(uid, %error, "removing a network without its attachment");
             None
@@ -303,6 +308,30 @@ impl crate::world::Network for Network {
 
     async fn sweep_node(&self) -> Result<()> {
         self.builtin.sweep().await
+    }
+
+    async fn stale(&self) -> Result<Vec<String>> {
+        self.builtin.stale().await
+    }
+
+    async fn mend(&self) -> Result<()> {
+        self.builtin.mend().await
+    }
+
+    /// A directory without a configuration is wrong only where CNI was asked for; one that cannot be used is always.
+    fn misconfigured(&self) -> Option<(PathBuf, String)> {
+        let ready = self.ready();
+        if ready.ok || self.config.mode == Mode::Builtin {
+            return None;
+        }
+        let dir = &self.config.cni_conf_dir;
+        let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let any = files.any(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end))
+        });
+        (any || self.config.mode == Mode::Cni).then(|| (dir.clone(), ready.message))
     }
 
     fn ready(&self) -> Ready {

@@ -36,6 +36,7 @@ pub use self::blob::Blob;
 pub use self::credentials::{AuthConfig, Credential, CredentialKind, Keyring};
 pub use self::error::{Answer, Class, Error, Result};
 pub use self::explain::{EndpointSeen, Explanation};
+pub use self::hosts::Ignored;
 use self::hosts::{Endpoint, Hosts};
 
 /// Host that serves the references of [`state::reference::DEFAULT_HOST`]; a `hosts.toml` may name another.
@@ -115,6 +116,11 @@ impl Registry {
                 reports: Mutex::default(),
             }),
         })
+    }
+
+    /// Where `hosts.toml` files are looked for.
+    pub fn hosts_roots(&self) -> &[PathBuf] {
+        &self.inner.config.hosts_roots
     }
 
     fn look_up(&self, reference: &Reference) -> Hosts {

@@ -1,0 +1,144 @@
+//! Kind 38, and a node that is well.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use e2e::node::Node;
+use e2e::pods::{BUSYBOX, shell};
+use e2e::tools;
+use e2e::v1::*;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::{finding, json, quiet, repaired, up};
+
+/// On a full disk `--once` still repairs and removals still free; the doctor says what is full.
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_38_disk_full() -> Result<()> {
+    let mut node = Node::new(Default::default())?;
+    let root = node.root();
+    mount(Some("tmpfs"), &root, Some("tmpfs"), MsFlags::empty(), Some("size=96m"))?;
+    node.serve().await?;
+    let (up, gone) = (up(&node, "full").await?, up(&node, "gone").await?);
+    let filler = root.join("filler");
+    let _ = Command::new("dd")
+        .args(["if=/dev/zero", "bs=4096", &format!("of={}", filler.display())])
+        .output()?;
+    let (code, findings) = json(&node, &["doctor"]).await?;
+    assert_eq!(code, 20, "{findings:#}");
+    finding(&findings, "disk-full")?;
+    node.stop().await?;
+    let netns = format!("rc-{}-{}", node.instance(), up.sandbox);
+    tools::check(Command::new("ip").args(["-n", &netns, "address", "flush", "dev", "eth0"]))?;
+    repaired(&node, "network", "Drifted", "B").await?;
+    node.serve().await?;
+    node.cri.stop_sandbox(&gone.sandbox).await?;
+    node.cri.remove_sandbox(&gone.sandbox).await?;
+    crate::runs(&node, &up).await?;
+    fs::remove_file(filler)?;
+    let outcome = node.finish().await;
+    umount2(&root, MntFlags::MNT_DETACH)?;
+    outcome
+}
+
+/// Pods, a terminal, an exec, an image as a volume, a user namespace, a rotated log, an ended and a made container:
+/// nothing to do, nothing found, by a daemon, without one, and by the doctor.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_healthy_node_shows_nothing() -> Result<()> {
+    let mut node = Node::start().await?;
+    fs::set_permissions(node.state(), fs::Permissions::from_mode(0o711))?;
+    node.busybox().await?;
+    let mut pod = node.pod("well");
+    pod.port_mappings = vec![PortMapping {
+        container_port: 8080,
+        host_port: 32_000 + (std::process::id() % 500) as i32,
+        ..Default::default()
+    }];
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    let mut tty = shell("tty", "exec sleep 1000");
+    tty.tty = true;
+    node.cri.launch(&sandbox, &pod, &tty).await?;
+    let mut volume = shell("volume", "while :; do echo x; sleep 0.2; done");
+    let dir = node.path("volume");
+    fs::create_dir_all(&dir)?;
+    volume.mounts = vec![
+        Mount {
+            container_path: "/image".into(),
+            readonly: true,
+            image: Some(ImageSpec {
+                image: BUSYBOX.into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        },
+        Mount {
+            host_path: dir.display().to_string(),
+            container_path: "/var/run/volume".into(),
+            ..Default::default()
+        },
+    ];
+    let id = node.cri.launch(&sandbox, &pod, &volume).await?;
+    let ended = node.cri.launch(&sandbox, &pod, &shell("ended", "exit 3")).await?;
+    node.cri.exited(&ended).await?;
+    node.cri.create(&sandbox, &pod, &shell("made", "exit 0")).await?;
+
+    let map = || {
+        vec![IdMapping {
+            host_id: 2_345_000,
+            container_id: 0,
+            length: 65_536,
+        }]
+    };
+    let user = || UserNamespace {
+        mode: NamespaceMode::Pod.into(),
+        uids: map(),
+        gids: map(),
+    };
+    let mut mapped = node.pod("mapped");
+    let options = mapped
+        .linux
+        .get_or_insert_default()
+        .security_context
+        .get_or_insert_default();
+    options.namespace_options.get_or_insert_default().userns_options = Some(user());
+    let users = node.cri.run_sandbox(&mapped).await?;
+    let mut config = shell("c", "exec sleep 1000");
+    let options = config
+        .linux
+        .get_or_insert_default()
+        .security_context
+        .get_or_insert_default();
+    options.namespace_options.get_or_insert_default().userns_options = Some(user());
+    node.cri.launch(&users, &mapped, &config).await?;
+    let stopped = node.cri.run_sandbox(&node.pod("stopped")).await?;
+    node.cri.stop_sandbox(&stopped).await?;
+
+    let log = node.cri.container(&id).await?.log_path;
+    fs::rename(&log, format!("{log}.1"))?;
+    node.cri.reopen_log(&id).await?;
+    let (cri, exec) = (node.cri.clone(), id.clone());
+    let exec = tokio::spawn(async move { cri.exec(&exec, &["sleep", "1000"], 0).await });
+    quiet(&node).await.context("a daemon")?;
+    well(&node).await.context("a daemon")?;
+    node.crash().await?;
+    let _ = exec.await?;
+    quiet(&node).await.context("the next daemon")?;
+    node.stop().await?;
+    quiet(&node).await.context("no daemon")?;
+    well(&node).await.context("no daemon")?;
+    node.finish().await
+}
+
+/// The doctor finds nothing of the node's own. A machine that is short of something may be told so.
+async fn well(node: &Node) -> Result<()> {
+    let (_, findings) = json(node, &["doctor"]).await?;
+    let of_host = ["disk-full", "disk-inodes", "inotify", "overlay", "cgroup", "hosts.toml"];
+    let all = findings.as_array().context("a list")?;
+    let own: Vec<_> = all
+        .iter()
+        .filter(|f| !of_host.iter().any(|id| f["id"] == *id))
+        .collect();
+    ensure!(own.is_empty(), "{own:#?}");
+    Ok(())
+}
