@@ -160,6 +160,16 @@ fn a_container_that_is_stopped_before_it_began_has_ended() {
     }
 }
 
+/// The receipt of a container's image and its bundle are not flushed; empty after a power cut, they failed every later
+/// look at the container, and with it all collection of image garbage.
+#[test]
+fn receipts_that_a_power_cut_emptied_are_made_again() {
+    for step in ["images: blob fetched", "images: layer unpacked"] {
+        well("exit by itself", step, true, Blow::Power(Loss::Bytes));
+        well("exit by itself", step, true, Blow::Power(Loss::Names));
+    }
+}
+
 /// What the checks are worth: each of these breaks one promise, and is seen.
 #[test]
 fn a_broken_promise_is_seen() {

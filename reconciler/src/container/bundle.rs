@@ -64,8 +64,11 @@ impl Have {
         let Some(text) = world.files.read(&path)? else {
             return Ok(None);
         };
-        let have = serde_json::from_slice::<Have>(&text).map_err(std::io::Error::other);
-        let have = have.map_err(Error::io("read", &path))?;
+        // It is not flushed: a power cut may leave it empty, and then it is made again.
+        let unreadable = |e: &serde_json::Error| tracing::warn!(path = %path.display(), "unreadable: {e}");
+        let Ok(have) = serde_json::from_slice::<Have>(&text).inspect_err(unreadable) else {
+            return Ok(None);
+        };
         Ok(Some(Have {
             path,
             text: String::from_utf8_lossy(&text).into_owned(),

@@ -59,8 +59,11 @@ impl Stand {
         let Some(text) = world.files.read(&path)? else {
             return Ok(None);
         };
-        let stand = serde_json::from_slice(&text).map_err(|e| std::io::Error::other(e.to_string()));
-        stand.map(Some).map_err(Error::io("read", path))
+        let stand = serde_json::from_slice(&text);
+        // It is not flushed: a power cut may leave it empty, and then it is made again.
+        Ok(stand
+            .inspect_err(|e| tracing::warn!(path = %path.display(), "unreadable: {e}"))
+            .ok())
     }
 
     /// Every image that the container needs.
