@@ -141,7 +141,7 @@ fn mounts() {
         assert!(files.remove_dir(&target).is_err(), "it is busy");
         assert_eq!(
             mounts.below(&[world.paths.pod_state(&uid(3))]).unwrap(),
-            [target.clone()]
+            std::slice::from_ref(&target)
         );
         mounts.unmount(&target).unwrap();
         mounts.unmount(&target).unwrap();

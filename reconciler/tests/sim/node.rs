@@ -410,10 +410,11 @@ impl Node {
             0..=3 => Blow::Daemon,
             4..=5 => Blow::Shims,
             6 => Blow::Both,
+            // The copies are not flushed: power and database lost together is more than is promised.
+            7.. if self.lost_records => Blow::Daemon,
+            9 if self.boot > 1 => Blow::Daemon,
             7 => Blow::Power(Loss::Names),
             8 => Blow::Power(Loss::Bytes),
-            // The copies are not flushed: after a power cut a database that is lost too is more than is promised.
-            _ if self.boot > 1 => Blow::Daemon,
             _ => Blow::Store,
         };
         let after = self.rng.chance(500);
