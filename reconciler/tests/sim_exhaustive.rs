@@ -1,7 +1,7 @@
-//! Every scenario, cut at every step: before it and after it; daemon, shims, both, power (names or bytes lost), database.
+//! Every scenario, cut at every step, before or after it: daemon, shims, both, power (names or bytes lost), database.
 //!
-//! By default each step is cut twice, by the daemon's death and by one other blow, in turn; `SIM_ALL=1` plays all blows at
-//! each. `SIM_ONLY=life` plays the scenarios whose names begin so. What fails prints the node's whole story.
+//! By default each step is cut twice, by the daemon's death and by one other blow, in turn; `SIM_ALL=1` plays all
+//! blows at each. `SIM_ONLY=life` plays the scenarios whose names begin so. What fails prints the node's whole story.
 
 mod sim;
 

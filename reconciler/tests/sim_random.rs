@@ -1,9 +1,9 @@
 //! Random runs: many faults, calls that fail, verbs that take their time, a clock that jumps.
 //!
-//! `cargo sim SEED` plays one seed until it fails, a hundred times at most, and tells its story (faults, calls and chance are
-//! the seed's; the order in which kube-runtime polls passes that are due together is not, and differs for one seed in
-//! ten); `cargo sim --minutes M` plays fresh ones until the time is over;
-//! without either the first few hundred are played.
+//! `cargo sim SEED` plays one seed until it fails, a hundred times at most, and tells its story. (Faults, calls and
+//! chance are the seed's; the order in which kube-runtime polls passes that are due together is not, and differs for
+//! one seed in ten.) `cargo sim --minutes M` plays fresh ones until the time is over; without either the first few
+//! hundred are played.
 
 mod sim;
 

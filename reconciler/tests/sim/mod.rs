@@ -5,7 +5,7 @@
 //!                        |  disk and clock     | world's parts: each change is a numbered step of somebody
 //!                        v                     v
 //!                   node { records, files and what a power cut leaves of them, processes, mounts, namespaces,
-//!                          cgroups, links, leases, shims, images, events }       <--- the knife: before or after a step
+//!                          cgroups, links, leases, shims, images, events }   <--- the knife: before or after a step
 //! ```
 //!
 //! `fs` and `node` are the model, `parts`, `shims`, `images` and `daemon` the ways to it, `client`, `scenarios` and
