@@ -53,7 +53,8 @@ pub struct Node {
     dir: TempDir,
     /// The state directory, where systems have a tmpfs.
     state: TempDir,
-    options: Options,
+    /// How its next daemon is started.
+    pub options: Options,
     daemon: Option<Child>,
     /// Where the daemon says what it is doing (sd_notify(3)).
     notify: Option<UnixDatagram>,
@@ -289,7 +290,9 @@ impl Node {
             .as_ref()
             .and_then(Child::id)
             .context("no daemon is running")?;
-        if self.options.wrapper.is_empty() {
+        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        // Some wrappers become what they run.
+        if self.options.wrapper.is_empty() || program.ends_with("reconcile") {
             return Ok(pid as i32);
         }
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
@@ -299,6 +302,18 @@ impl Node {
             .context("the wrapper runs nothing")?
             .parse()
             .context("a pid")
+    }
+
+    /// Did the daemon end by itself? Then it may be started again.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let ended = match &mut self.daemon {
+            Some(daemon) => daemon.try_wait().context("look at the daemon")?.is_some(),
+            None => true,
+        };
+        if ended {
+            self.daemon = None;
+        }
+        Ok(ended)
     }
 
     /// SIGKILL, and waits until it is gone.

@@ -76,6 +76,10 @@ pub trait Files: Send + Sync {
     fn exists(&self, path: &Path) -> bool;
     /// Makes a directory and its parents; one that is there stays as it is.
     fn make_dir(&self, path: &Path, mode: u32) -> Result<()>;
+    /// The same in a tree of the caller's, whose file system may hang.
+    async fn make_their_dir(&self, path: &Path, mode: u32) -> Result<()> {
+        self.make_dir(path, mode)
+    }
     fn set_mode(&self, path: &Path, mode: u32) -> Result<()>;
     /// The children of a directory, by name; an absent one has none.
     fn list(&self, dir: &Path) -> Result<Vec<Entry>>;

@@ -19,6 +19,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
+use shim::fault;
 
 use super::content::{Error, Result, token};
 use super::files;
@@ -70,8 +71,11 @@ pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path)
         fs::create_dir_all(&empty[0]).map_err(Error::io("create directory", empty[0].display()))?;
         lower = &empty;
     }
+    fault::point("mounts.rootfs.before");
     mount_overlay(lower, Some((upper, work)), target)
-        .map_err(Error::io("mount the root file system at", target.display()))
+        .map_err(Error::io("mount the root file system at", target.display()))?;
+    fault::point("mounts.rootfs.after");
+    Ok(())
 }
 
 /// The user namespace that a root file system is shown to.

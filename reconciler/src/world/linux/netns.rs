@@ -25,6 +25,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
 
+use shim::fault;
+
 use super::network::Class;
 
 /// Where net pins live, as `ip netns` has it.
@@ -172,10 +174,12 @@ pub fn ensure(want: &Pins, shim: &Path) -> Result<()> {
     if whole {
         return Ok(());
     }
+    fault::point("netns.ensure.before");
     for (_, path) in &pins {
         remove(path)?;
         prepare_file(path)?;
     }
+    fault::point("netns.ensure.prepared");
     let held = want.user.as_ref().map(|user| hold(user, &pins, shim)).transpose()?;
     let want = want.clone();
     // The thread dies with its namespaces; only the pins keep them.
@@ -268,6 +272,7 @@ fn make(
             Some(held) => bind(&held.namespace(kind), path)?,
             None => bind(Path::new(&format!("/proc/thread-self/ns/{kind}")), path)?,
         }
+        fault::point("netns.ensure.torn");
     }
     Ok(())
 }
@@ -408,6 +413,7 @@ pub fn observe(path: &Path) -> Result<Pin> {
 
 /// Takes a pin away: unmount (lazily) and unlink. Absent is success.
 pub fn remove(path: &Path) -> Result<()> {
+    fault::point("netns.remove.before");
     // More than one layer if two daemons raced; EINVAL is "nothing mounted".
     loop {
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
@@ -417,6 +423,7 @@ pub fn remove(path: &Path) -> Result<()> {
             Err(e) => return Err(system("unmount", path.display())(e.into())),
         }
     }
+    fault::point("netns.remove.torn");
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(system("remove", path.display())(e)),
         _ => Ok(()),

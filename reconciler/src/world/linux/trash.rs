@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
+use shim::fault;
 
 use super::content::{Error, Result, private_dir, token};
 use super::unpack::tar::printable;
@@ -46,10 +47,14 @@ impl Trash {
 
     /// Renames `path` into the trash; absent is success.
     pub fn bury(&self, path: &Path) -> Result<()> {
+        fault::point("trash.bury.before");
         match fs::rename(path, self.dir.join(token())) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other
-                .map(|()| self.bell.notify_one())
+                .map(|()| {
+                    fault::point("trash.bury.after");
+                    self.bell.notify_one();
+                })
                 .map_err(Error::io("move into the trash", path.display())),
         }
     }
@@ -66,6 +71,7 @@ impl Trash {
         let top = nix::fcntl::open(&self.dir, flags, Mode::empty()).map_err(Error::io("open", self.dir.display()))?;
         let (mut gone, mut first) = (0, None);
         for (name, _) in names(&top, usize::MAX).map_err(Error::io("list", self.dir.display()))? {
+            fault::point("trash.empty.before");
             match remove_tree(top.as_fd(), name.as_bytes(), top.as_fd()) {
                 Ok(()) => gone += 1,
                 Err(e) => first = first.or(Some(e)),
@@ -118,6 +124,7 @@ fn remove(
         empty_of(&dir, some, aside, depth, deep)?;
     }
     drop(dir);
+    fault::point("trash.empty.torn");
     match unlinkat(parent, os, UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(()),
         Err(e) => Err(refused(name, e)),

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 
+use shim::fault;
+
 use super::claims::{self, Claim};
 use super::{Layers, Making, Source, holds_all, lock, sync_dir};
 use crate::image::manifest::{ChainId, Loaded};
@@ -77,6 +79,7 @@ impl<'a, 'b> Build<'a, 'b> {
 
     /// Until all layers are there, or one cannot be had.
     pub fn run(&self) -> Result<()> {
+        fault::point("layers.unpack.before");
         std::thread::scope(|scope| {
             loop {
                 let next = self.wait();
@@ -96,6 +99,7 @@ impl<'a, 'b> Build<'a, 'b> {
         if let Some(error) = lock(&self.failure).take() {
             return Err(error);
         }
+        fault::point("layers.unpack.applied");
         self.commit(|_| true)
     }
 
@@ -239,12 +243,14 @@ impl<'a, 'b> Build<'a, 'b> {
             (bytes, inodes) = (bytes + meta.bytes, inodes + meta.inodes);
         }
         self.layers.flush()?;
+        fault::point("layers.unpack.flushed");
         let mut committed = Vec::new();
         for (id, mut making) in made {
             if let Some(stream) = making.stream.take() {
                 stream.keep()?;
             }
             making.commit(id)?;
+            fault::point("layers.unpack.torn");
             committed.push(id);
         }
         sync_dir(&self.layers.dir)?;
