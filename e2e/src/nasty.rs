@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use crate::corpus::tar::{self, Body, Dialect, Holes, Member};
 use crate::images::{Compression::Plain, Image, Layer, digest};
 
 /// What must become of an archive.
@@ -76,6 +77,31 @@ pub fn archives(outside: &str) -> Vec<(&'static str, Vec<u8>, Fate)> {
             Fate::Contained,
         ),
         ("a deep directory", image(layer().dir(&deep, 0o755)), Fate::Contained),
+        (
+            "a device and a hard link through a symlink",
+            raw(&[
+                ("way", Body::Symlink(format!("/{out}").into())),
+                ("way/null", Body::Char(1, 3)),
+                ("own", Body::File(b"x".to_vec())),
+                ("way/linked", Body::Link(b"own".to_vec())),
+            ]),
+            Fate::Contained,
+        ),
+        (
+            "a name of 5000 bytes",
+            raw(&[(&"name/".repeat(1000), Body::Fifo)]),
+            Fate::Refused("name/name"),
+        ),
+        (
+            "directories 300 deep",
+            raw(&[(&"deep/".repeat(300), Body::Dir)]),
+            Fate::Refused("deep/deep"),
+        ),
+        (
+            "a hole of 4 EiB",
+            raw(&[("hole", Body::Sparse(1 << 62, vec![(0, vec![1])], Holes::V10))]),
+            Fate::Refused("hole"),
+        ),
         ("nothing at all", Vec::new(), Fate::Refused("")),
         ("not a tar", b"this is not an archive\n".repeat(100), Fate::Refused("")),
         (
@@ -95,6 +121,22 @@ pub fn archives(outside: &str) -> Vec<(&'static str, Vec<u8>, Fate)> {
         ),
         ("a manifest of no known kind", strange_manifest(), Fate::Refused("")),
     ]
+}
+
+/// An image of one layer with these members.
+fn raw(members: &[(&str, Body)]) -> Vec<u8> {
+    let member = |(path, body): &(&str, Body)| Member {
+        path: path.trim_end_matches('/').into(),
+        body: body.clone(),
+        mode: 0o666,
+        uid: 0,
+        gid: 0,
+        mtime: (0, 0),
+        xattrs: Vec::new(),
+    };
+    let tar = tar::write(&members.iter().map(member).collect::<Vec<_>>(), Dialect::Pax);
+    let layer = Layer::stored(tar.clone(), tar, "");
+    Image::new("localhost/nasty:1", vec![layer], json!({})).oci()
 }
 
 fn cut(mut archive: Vec<u8>) -> Vec<u8> {

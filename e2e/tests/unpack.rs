@@ -235,10 +235,9 @@ fn kilobytes(pid: i32, key: &str) -> Result<u64> {
     Ok(line.split_whitespace().nth(1).context("a value")?.parse()?)
 }
 
-/// A layer of one file that no compression makes smaller, as zstd with a window of `1 << window` bytes.
+/// A layer of one big file, as zstd with a window of `1 << window` bytes: it is held whatever is in it.
 fn wide(seed: u64, mebibytes: usize, window: u32) -> Result<Layer> {
-    let mut random = corpus::Random::new(seed);
-    let bytes: Vec<u8> = (0..mebibytes << 17).flat_map(|_| random.next().to_le_bytes()).collect();
+    let bytes = corpus::Random::new(seed).bytes(64 << 10).repeat(mebibytes << 4);
     let tar = Layer::new(Compression::Plain).file("file", 0o644, bytes).tar();
     let mut zstd = zstd::Encoder::new(Vec::new(), 1)?;
     zstd.window_log(window)?;

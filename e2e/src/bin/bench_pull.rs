@@ -39,7 +39,7 @@ fn layer(random: &mut Random, bytes: usize, files: usize) -> Layer {
         }
         let size = bytes / files / 16 * 16;
         let mut data = random.bytes(size / 2);
-        let line = format!("{:016x}", random.next());
+        let line = format!("{:016x}", random.word());
         data.extend(line.bytes().cycle().take(size / 2));
         layer = layer.file(&format!("{dir}/f{n}"), 0o644, data);
     }

@@ -192,7 +192,7 @@ fn pax(out: &mut Vec<u8>, member: &Member) {
     if shown.len() > 100 {
         match split(&shown) {
             // Every other one by the header's prefix, where that can be.
-            Some((dir, name)) if shown.len() % 2 == 0 => (prefix, shown) = (dir, name),
+            Some((dir, name)) if shown.len().is_multiple_of(2) => (prefix, shown) = (dir, name),
             _ => {
                 record(&mut records, b"path", &shown);
                 shown.truncate(100);

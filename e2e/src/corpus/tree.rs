@@ -89,7 +89,7 @@ fn xattrs(path: &Path) -> Result<String> {
     for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         if !name.starts_with(b"trusted.overlay.") {
             let mut value = vec![0; 64 << 10];
-            let length = rustix::fs::lgetxattr(path, &OsString::from_vec(name.to_vec()), &mut value[..])?;
+            let length = rustix::fs::lgetxattr(path, OsString::from_vec(name.to_vec()), &mut value[..])?;
             all.insert(
                 name.escape_ascii().to_string(),
                 value[..length].escape_ascii().to_string(),

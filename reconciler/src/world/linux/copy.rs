@@ -24,7 +24,8 @@ use super::unpack::whiteout::{is_opaque, is_whiteout};
 /// Makes `target` the merged tree of `lower` (top first); complete, or not there. What an earlier try left beside it is
 /// removed first. With a shift, every owner is what a user namespace makes of it on the host.
 pub fn merge(lower: &[PathBuf], target: &Path, shift: Option<&Shift>) -> Result<()> {
-    if target.exists() {
+    // An empty one was made for an overlay's upper layer; the rename takes its place.
+    if fs::read_dir(target).is_ok_and(|mut names| names.next().is_some()) {
         return Ok(());
     }
     let failed = |e: io::Error| Error::io("copy layers to", target.display())(e);

@@ -17,10 +17,10 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, LinkatFlags, Uid, UnlinkatFlags, fchown, fchownat, linkat, symlinkat, unlinkat};
 
 use super::super::content::{Error, Result};
-use super::super::{mounts, xattr};
+use super::super::{mounts, trash, xattr};
 use super::tar::printable;
 use super::tree::Tree;
-use super::whiteout::{OPAQUE, is_opaque, is_whiteout, make_opaque, make_whiteout};
+use super::whiteout::{Mark, OPAQUE, is_opaque, is_whiteout, make_opaque, make_whiteout, mark};
 use super::{Form, confined, kind_of, look, may_set, split, timespec, tolerate, verify};
 
 impl Tree {
@@ -161,10 +161,11 @@ impl Tree {
         Ok(())
     }
 
-    /// A directory that the layer uses but does not list keeps the metadata that it has below.
+    /// A directory that the layer uses but does not list keeps the metadata that it has below. One that is neither
+    /// below nor holds more than marks was made for these alone, and goes.
     fn adopt_metadata(&mut self, below: Option<&OwnedFd>) -> Result<()> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        for path in std::mem::take(&mut self.implicit) {
+        for path in std::mem::take(&mut self.implicit).into_iter().rev() {
             let shown = printable(&path);
             let failed = Error::io::<Errno>("set the metadata of", &shown);
             let here = match confined(self.root.as_fd(), &path, flags, false) {
@@ -172,7 +173,22 @@ impl Tree {
                 Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
                 Err(e) => return Err(failed(e)),
             };
+            let (dir, name) = split(&path);
+            let below = match below {
+                Some(below) if self.shows(dir).map_err(|e| Error::io("look at", &shown)(e))? => Some(below),
+                _ => None,
+            };
             let there = below.and_then(|b| confined(b.as_fd(), &path, OFlag::O_PATH | OFlag::O_DIRECTORY, false).ok());
+            if there.is_none()
+                && self
+                    .holds_marks_alone(here.as_fd())
+                    .map_err(|e| Error::io("list", &shown)(e))?
+            {
+                let parent = self.parent(dir, &shown)?;
+                trash::remove_tree(parent.as_fd(), name, self.aside.as_fd())?;
+                self.cached = None;
+                continue;
+            }
             let mut time = (0, 0);
             if let Some(there) = there {
                 time = like(here.as_fd(), there.as_fd(), None).map_err(failed)?;
@@ -180,6 +196,27 @@ impl Tree {
             self.time(&path, time)?;
         }
         Ok(())
+    }
+
+    fn holds_marks_alone(&self, dir: BorrowedFd<'_>) -> nix::Result<bool> {
+        let list = openat(
+            dir,
+            ".",
+            OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
+        for entry in nix::dir::Dir::from_fd(list)?.iter() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            let marks = match self.form {
+                Form::Whole => mark(name) != Mark::None,
+                Form::Stacked => look(dir, name)?.is_some_and(|stat| is_whiteout(&stat)),
+            };
+            if !matches!(name, b"." | b"..") && !marks {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Overlay shows a whiteout in a directory that is in one layer only, as a name that cannot be looked up. So one

@@ -41,11 +41,11 @@ const LISTED: OFlag = OFlag::O_RDONLY
 pub struct Tree {
     pub(super) root: OwnedFd,
     /// The directory `root` lies in: a place for what is being removed.
-    aside: OwnedFd,
+    pub(super) aside: OwnedFd,
     diff_id: Digest,
     limits: Limits,
     /// Last parent used.
-    cached: Option<(Vec<u8>, Arc<OwnedFd>)>,
+    pub(super) cached: Option<(Vec<u8>, Arc<OwnedFd>)>,
     /// Directories with an entry of their own; times are set when nothing is added to them any more.
     pub(super) times: Spool,
     /// Marks that hide one name below; those that hide nothing go again.
