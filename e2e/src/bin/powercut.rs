@@ -64,16 +64,26 @@ fn facts(text: &str) -> BTreeMap<String, String> {
     // The last line may be cut too.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let pairs = whole.lines().filter_map(|line| line.split_once(' '));
-    pairs.filter(|(_, id)| id.len() == 64).map(|(fact, id)| (id.into(), fact.into())).collect()
+    pairs
+        .filter(|(_, id)| id.len() == 64)
+        .map(|(fact, id)| (id.into(), fact.into()))
+        .collect()
 }
 
 async fn check(cri: &Cri, facts: &BTreeMap<String, String>) -> Result<()> {
     e2e::eventually(Duration::from_secs(120), async || Ok(cri.version().await?)).await?;
     let sandboxes = cri.sandboxes(None).await?;
     let containers = cri.containers(None).await?;
-    let ids: BTreeSet<_> = sandboxes.iter().map(|s| &s.id).chain(containers.iter().map(|c| &c.id)).collect();
+    let ids: BTreeSet<_> = sandboxes
+        .iter()
+        .map(|s| &s.id)
+        .chain(containers.iter().map(|c| &c.id))
+        .collect();
     for sandbox in &sandboxes {
-        ensure!(sandbox.state() == PodSandboxState::SandboxNotready, "after a reboot: {sandbox:?}");
+        ensure!(
+            sandbox.state() == PodSandboxState::SandboxNotready,
+            "after a reboot: {sandbox:?}"
+        );
     }
     let mut lost = 0;
     for (id, fact) in facts {
@@ -99,7 +109,10 @@ async fn check(cri: &Cri, facts: &BTreeMap<String, String>) -> Result<()> {
         cri.stop_sandbox(&sandbox.id).await?;
         cri.remove_sandbox(&sandbox.id).await?;
     }
-    ensure!(cri.containers(None).await?.is_empty(), "containers outlived their sandboxes");
+    ensure!(
+        cri.containers(None).await?.is_empty(),
+        "containers outlived their sandboxes"
+    );
     Ok(())
 }
 
