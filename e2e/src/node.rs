@@ -19,6 +19,7 @@ use tokio::net::UnixDatagram;
 use tokio::process::Child;
 
 use crate::client::Cri;
+use crate::disk::Disk;
 use crate::leaks::{Census, Mark};
 use crate::pods;
 use crate::v1::PodSandboxConfig;
@@ -47,6 +48,8 @@ impl Default for Options {
 
 /// A daemon, its directories, a client of its socket.
 pub struct Node {
+    /// What the root lies on, if not on the usual disk. Goes before the directory that it is mounted in.
+    disk: Option<Disk>,
     dir: TempDir,
     /// The state directory, where systems have a tmpfs.
     state: TempDir,
@@ -85,6 +88,7 @@ impl Node {
         }
         let cri = Cri::new(&dir.path().join("cri.sock"));
         Ok(Node {
+            disk: None,
             dir,
             state,
             options,
@@ -102,12 +106,21 @@ impl Node {
         self
     }
 
+    /// The same node, its root on the file system that this mounts.
+    pub fn on(mut self, make: impl FnOnce(&Path) -> Result<Disk>) -> Result<Node> {
+        let target = self.path("disk");
+        fs::create_dir(&target)?;
+        self.disk = Some(make(&target)?);
+        fs::create_dir(self.root())?;
+        Ok(self)
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     pub fn root(&self) -> PathBuf {
-        self.path("root")
+        self.path(if self.disk.is_some() { "disk/root" } else { "root" })
     }
 
     pub fn state(&self) -> PathBuf {

@@ -39,11 +39,18 @@ impl crate::world::Files for Files {
     }
 
     fn replace(&self, path: &Path, text: &[u8]) -> Result<()> {
+        self.replace_for(path, text, (0, 0))
+    }
+
+    fn replace_for(&self, path: &Path, text: &[u8], (uid, gid): (u32, u32)) -> Result<()> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let temp = path.with_file_name(name);
         shim::fault::check("file.replace.before").map_err(Error::io("write", &temp))?;
         fs::write(&temp, text).map_err(Error::io("write", &temp))?;
+        if (uid, gid) != (0, 0) {
+            std::os::unix::fs::chown(&temp, Some(uid), Some(gid)).map_err(Error::io("chown", &temp))?;
+        }
         shim::fault::check("file.replace.torn").map_err(Error::io("rename", path))?;
         fs::rename(&temp, path).map_err(Error::io("rename", path))
     }

@@ -57,6 +57,14 @@ pub struct UserPin {
     pub gids: Vec<(u32, u32, u32)>,
 }
 
+impl UserPin {
+    /// The host's ids of the namespace's root.
+    pub fn root(&self) -> (u32, u32) {
+        let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
+        (root(&self.uids), root(&self.gids))
+    }
+}
+
 /// What is at the path of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {

@@ -24,6 +24,8 @@ use super::unpack::tar::printable;
 
 /// Directories open at once. Deeper ones are renamed up instead of descended into.
 const DEPTH: usize = 64;
+/// Names of one directory held in memory.
+const SOME: usize = 2048;
 
 /// Clones share the bell: whoever buries, the one who empties hears it.
 #[derive(Clone, Debug)]
@@ -68,7 +70,7 @@ impl Trash {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let top = nix::fcntl::open(&self.dir, flags, Mode::empty()).map_err(Error::io("open", self.dir.display()))?;
         let (mut gone, mut first) = (0, None);
-        for (name, _) in names(&top).map_err(Error::io("list", self.dir.display()))? {
+        for (name, _) in names(&top, usize::MAX).map_err(Error::io("list", self.dir.display()))? {
             fault::point("trash.empty.before");
             match remove_tree(top.as_fd(), name.as_bytes(), top.as_fd()) {
                 Ok(()) => gone += 1,
@@ -113,15 +115,13 @@ fn remove(
         deep.push(place);
         return Ok(());
     }
-    for (child, kind) in names(&dir).map_err(|e| refused(name, e))? {
-        if kind == Some(Type::Directory) || kind.is_none() {
-            remove(dir.as_fd(), child.as_bytes(), aside, depth + 1, deep)?;
-        } else {
-            match unlinkat(&dir, &*child, UnlinkatFlags::NoRemoveDir) {
-                Ok(()) | Err(Errno::ENOENT) => {}
-                Err(e) => return Err(refused(child.as_bytes(), e)),
-            }
+    // Some at a time: a directory may hold more names than should be in memory. What cannot go ends this.
+    loop {
+        let some = names(&dir, SOME).map_err(|e| refused(name, e))?;
+        if some.is_empty() {
+            break;
         }
+        empty_of(&dir, some, aside, depth, deep)?;
     }
     drop(dir);
     fault::point("trash.empty.torn");
@@ -131,19 +131,43 @@ fn remove(
     }
 }
 
+fn empty_of(
+    dir: &OwnedFd,
+    names: Vec<(CString, Option<Type>)>,
+    aside: BorrowedFd<'_>,
+    depth: usize,
+    deep: &mut Vec<String>,
+) -> Result<()> {
+    for (child, kind) in names {
+        if kind == Some(Type::Directory) || kind.is_none() {
+            remove(dir.as_fd(), child.as_bytes(), aside, depth + 1, deep)?;
+        } else {
+            match unlinkat(dir, &*child, UnlinkatFlags::NoRemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(e) => return Err(refused(child.as_bytes(), e)),
+            }
+        }
+    }
+    Ok(())
+}
+
 fn descend(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<OwnedFd> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let resolve = ResolveFlag::RESOLVE_NO_XDEV | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_BENEATH;
     openat2(parent, name, OpenHow::new().flags(flags).resolve(resolve))
 }
 
-fn names(dir: &OwnedFd) -> nix::Result<Vec<(CString, Option<Type>)>> {
+/// At most so many names of a directory.
+fn names(dir: &OwnedFd, most: usize) -> nix::Result<Vec<(CString, Option<Type>)>> {
     let mut list = Vec::new();
     let again = descend(dir.as_fd(), OsStr::new("."))?;
     for entry in Dir::from_fd(again)?.iter() {
         let entry = entry?;
         if entry.file_name() != c"." && entry.file_name() != c".." {
             list.push((entry.file_name().to_owned(), entry.file_type()));
+        }
+        if list.len() == most {
+            break;
         }
     }
     Ok(list)

@@ -131,9 +131,13 @@ impl<'a> Writer<'a> {
 
     /// Gives a sealed blob its name. Its data must be on disk.
     pub fn place(&mut self, digest: &Digest) -> Result<()> {
-        let blob = self.content.blob_path(digest)?;
         fault::point("content.place.before");
-        fs::rename(&self.path, &blob).map_err(Error::io("rename into place", blob.display()))?;
+        if self.expected.is_some() {
+            self.content.place(digest)?;
+        } else {
+            let blob = self.content.blob_path(digest)?;
+            fs::rename(&self.path, &blob).map_err(Error::io("rename into place", blob.display()))?;
+        }
         fault::point("content.place.after");
         self.done = true;
         Ok(())
