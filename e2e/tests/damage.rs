@@ -159,10 +159,12 @@ async fn damaged_copies_lose_their_own_objects_alone() -> Result<()> {
     }
     let before = picture(&node).await?;
     let processes = node.shims()?;
+    let mut whole = Vec::new();
     node.kill9().await?;
     for (n, id) in sandboxes[..2].iter().enumerate() {
         let copy = node.root().join("pods").join(id).join("record.json");
         let text = fs::read(&copy)?;
+        whole.push((copy.clone(), text.clone()));
         fs::write(&copy, &text[..text.len() / (n + 2) * (n + 1)])?;
     }
     fs::remove_dir_all(node.root().join("store"))?;
@@ -179,5 +181,13 @@ async fn damaged_copies_lose_their_own_objects_alone() -> Result<()> {
         let told = |line: &str| line.contains("quarantined") && line.contains(id.as_str());
         ensure!(log.lines().any(told), "{id} is not told of");
     }
+    // With their copies mended they are as they were.
+    node.kill9().await?;
+    for (copy, text) in whole {
+        fs::write(copy, text)?;
+    }
+    fs::remove_dir_all(node.root().join("store"))?;
+    node.serve().await?;
+    assert_eq!(picture(&node).await?, before);
     node.finish().await
 }
