@@ -38,6 +38,7 @@ pub mod yaml;
 
 mod check;
 mod durable;
+pub mod fault;
 mod guard;
 mod index;
 mod kinds;

@@ -31,6 +31,7 @@ use nix::fcntl::{Flock, FlockArg};
 use oci_spec::image::{Descriptor, Digest, MediaType, Sha256Digest};
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
+use shim::fault;
 
 pub use self::error::{Class, Error, Result};
 pub use self::writer::{Begin, Writer};
@@ -428,10 +429,13 @@ impl Content {
         let temp = self.dir.join(format!(".{name}.{}", token()));
         let path = self.dir.join(name);
         let write = || {
+            fault::check("content.index.before")?;
             let mut file = File::create(&temp)?;
             file.write_all(bytes)?;
             file.sync_data()?;
-            fs::rename(&temp, &path)
+            fault::check("content.index.torn")?;
+            fs::rename(&temp, &path)?;
+            fault::check("content.index.after")
         };
         write().map_err(|e| {
             let _ = fs::remove_file(&temp);

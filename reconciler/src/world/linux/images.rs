@@ -15,7 +15,7 @@ use super::mounts;
 use super::passwd::{self, ResolvedUser, UserRequest};
 use super::pull::{Failure, Flights, Pins, Progress, Pulled};
 use super::registry::{self, Access, Registry};
-use super::unpack::Limits;
+use super::unpack::{Form, Limits};
 use crate::error::{Class, Error, Result};
 use crate::image::manifest::{self, ChainId, Loaded};
 
@@ -51,14 +51,14 @@ pub fn failed(image: &str) -> impl Fn(content::Error) -> Error {
 }
 
 impl Images {
-    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config, boot: &str) -> Result<Images> {
+    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config, boot: &str, form: Form) -> Result<Images> {
         let registry = Registry::new(registry).map_err(|e| Error::Image {
             image: "registries".to_owned(),
             problem: e.to_string(),
             class: Class::Permanent,
         })?;
         let content = Content::open(root).map_err(failed("store"))?;
-        let layers = Layers::begin(root, Limits::default(), boot).map_err(failed("store"))?;
+        let layers = Layers::begin(root, Limits::default(), boot, form).map_err(failed("store"))?;
         Ok(Images {
             store: Arc::new(Inner {
                 content,
@@ -188,12 +188,7 @@ impl crate::world::Images for Images {
     }
 
     fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
-        let trees: content::Result<_> = parse(chain_ids)?
-            .iter()
-            .rev()
-            .map(|chain| self.store.layers.fs(chain))
-            .collect();
-        trees.map_err(failed("layers"))
+        self.store.layers.lower(&parse(chain_ids)?).map_err(failed("layers"))
     }
 
     fn missing_blobs(&self, image: &Loaded) -> usize {

@@ -1,7 +1,8 @@
 //! Unpacked layers, shared between images.
 //!
 //! ```text
-//! <root>/layers/sha256-<chain hex>/{fs/, meta.json}    whole, flushed, never changed again
+//! <root>/layers/sha256-<chain hex>/{fs/, meta.json}    complete, flushed, never changed again; `whole/` in place of
+//!                                                      `fs/` where overlay does not work: the tree up to this layer
 //! <root>/layers/tmp-<token>/                           in the making, locked by its maker
 //! ```
 //!
@@ -21,7 +22,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
@@ -37,7 +38,7 @@ pub use self::source::{Source, Stream};
 use super::content::{Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
 pub use super::unpack::LayerMeta;
-use super::unpack::{Limits, Tree, apply, verify};
+use super::unpack::{Form, Limits, Memory, Place, Tree, apply, verify};
 use crate::image::manifest::{ChainId, Loaded};
 
 /// Layers of one image unpacked at a time, at most; more only fight for the disk.
@@ -53,6 +54,8 @@ pub struct Layers {
     unpacking: watch::Sender<usize>,
     /// Of the daemon alone; other users of the store doubt nothing.
     fence: Option<Fence>,
+    /// What is made, and what counts as being here.
+    form: Form,
 }
 
 /// Whether what is on disk is what was unpacked.
@@ -91,14 +94,16 @@ impl Layers {
             permits: Permits::new(cores.min(WORKERS)),
             unpacking: watch::Sender::new(0),
             fence: None,
+            form: Form::Stacked,
         };
         layers.bury_leftovers()?;
         Ok(layers)
     }
 
     /// The same for the store's one user whose end a boot may follow.
-    pub fn begin(root: &Path, limits: Limits, boot: &str) -> Result<Layers> {
+    pub fn begin(root: &Path, limits: Limits, boot: &str, form: Form) -> Result<Layers> {
         let mut layers = Layers::open(root, limits)?;
+        layers.form = form;
         layers.fence = Some(Fence::begin(&layers.dir, boot)?);
         Ok(layers)
     }
@@ -176,10 +181,22 @@ impl Layers {
             .collect())
     }
 
-    fn apply_one<'a>(&'a self, source: &'a dyn Source, diff_id: &Digest, blob: &Descriptor) -> Result<Making<'a>> {
+    fn apply_one<'a>(
+        &'a self,
+        source: &'a dyn Source,
+        diff_id: &Digest,
+        blob: &Descriptor,
+        memory: &Arc<Memory>,
+    ) -> Result<Making<'a>> {
         let mut stream = source.open(blob)?;
         let aside = self.aside()?;
-        let applied = apply(&mut *stream, diff_id, &aside.path.join("fs"), &self.limits);
+        let place = Place {
+            target: &aside.tree(),
+            form: self.form,
+            limits: &self.limits,
+            memory,
+        };
+        let applied = apply(&mut *stream, diff_id, place);
         let tree = stream.end(applied).map_err(|e| e.of_layer(blob.digest()))?;
         Ok(Making {
             aside,
@@ -188,10 +205,10 @@ impl Layers {
         })
     }
 
-    /// A new directory with an empty `fs`, locked.
+    /// A new directory with an empty tree, locked.
     fn aside(&self) -> Result<Aside<'_>> {
         let path = self.dir.join(format!("tmp-{}", token()));
-        let fs_dir = path.join("fs");
+        let fs_dir = path.join(name_of(self.form));
         fs::create_dir_all(&fs_dir).map_err(Error::io("create directory", fs_dir.display()))?;
         let file = File::open(&path).map_err(Error::io("open", path.display()))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
@@ -211,12 +228,21 @@ impl Layers {
 
     /// The layer's tree, to be mounted.
     pub fn fs(&self, chain: &ChainId) -> Result<PathBuf> {
-        Ok(self.layer(chain)?.join("fs"))
+        let layer = self.layer(chain)?;
+        let whole = layer.join(WHOLE);
+        Ok(if whole.is_dir() { whole } else { layer.join(STACKED) })
     }
 
-    /// The trees of an image's layers, top first, as overlay wants them.
+    /// The trees of an image's layers, top first, as overlay wants them. Nothing shows through one that holds all.
     pub fn lower(&self, chain: &[ChainId]) -> Result<Vec<PathBuf>> {
-        chain.iter().rev().map(|c| self.fs(c)).collect()
+        let mut lower = Vec::new();
+        for id in chain.iter().rev() {
+            lower.push(self.fs(id)?);
+            if lower.last().is_some_and(|fs| holds_all(fs)) {
+                break;
+            }
+        }
+        Ok(lower)
     }
 
     /// For each chain ID its layer's metadata, `None` if it is not (wholly) here.
@@ -225,6 +251,9 @@ impl Layers {
     }
 
     fn meta(&self, chain: &ChainId) -> Result<Option<LayerMeta>> {
+        if self.form == Form::Whole && !holds_all(&self.fs(chain)?) {
+            return Ok(None); // of another time, when overlay worked here
+        }
         let path = self.layer(chain)?.join("meta.json");
         match fs::read(&path) {
             // Unreadable metadata: the layer is made again, as if it were not here.
@@ -315,6 +344,27 @@ impl Layers {
             bytes: sum.bytes + m.bytes,
             inodes: sum.inodes + m.inodes,
         }))
+    }
+}
+
+/// Names of a layer's tree.
+const STACKED: &str = "fs";
+const WHOLE: &str = "whole";
+
+fn name_of(form: Form) -> &'static str {
+    match form {
+        Form::Stacked => STACKED,
+        Form::Whole => WHOLE,
+    }
+}
+
+fn holds_all(tree: &Path) -> bool {
+    tree.ends_with(WHOLE)
+}
+
+impl Aside<'_> {
+    fn tree(&self) -> PathBuf {
+        self.path.join(name_of(self.layers.form))
     }
 }
 

@@ -8,14 +8,17 @@
 //! ```
 
 use std::fs;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 
+use shim::fault;
+
 use super::claims::{self, Claim};
-use super::{Layers, Making, Source, lock, sync_dir};
+use super::{Layers, Making, Source, holds_all, lock, sync_dir};
 use crate::image::manifest::{ChainId, Loaded};
 use crate::world::linux::content::{Error, Result};
+use crate::world::linux::unpack::Memory;
 
 /// What became of a layer so far.
 enum Part<'a> {
@@ -35,6 +38,8 @@ pub(super) struct Build<'a, 'b> {
     todo: Mutex<Vec<usize>>,
     /// Threads that unpack.
     workers: AtomicUsize,
+    /// What the whole image may use for unpacking.
+    memory: Arc<Memory>,
     /// The first failure.
     failure: Mutex<Option<Error>>,
 }
@@ -67,12 +72,14 @@ impl<'a, 'b> Build<'a, 'b> {
             parts: Mutex::new(parts),
             todo: Mutex::new(todo),
             workers: AtomicUsize::new(0),
+            memory: Arc::default(),
             failure: Mutex::default(),
         }
     }
 
     /// Until all layers are there, or one cannot be had.
     pub fn run(&self) -> Result<()> {
+        fault::point("layers.unpack.before");
         std::thread::scope(|scope| {
             loop {
                 let next = self.wait();
@@ -92,6 +99,7 @@ impl<'a, 'b> Build<'a, 'b> {
         if let Some(error) = lock(&self.failure).take() {
             return Err(error);
         }
+        fault::point("layers.unpack.applied");
         self.commit(|_| true)
     }
 
@@ -179,7 +187,8 @@ impl<'a, 'b> Build<'a, 'b> {
         }
         let _permit = (!self.source.slow()).then(|| self.layers.permits.take());
         let (diff_id, blob) = (&self.image.diff_ids[i], &self.image.manifest.layers()[i]);
-        self.layers.apply_one(self.source, diff_id, blob).map(Part::Made)
+        let made = self.layers.apply_one(self.source, diff_id, blob, &self.memory);
+        made.map(Part::Made)
     }
 
     /// The image has failed: nothing more is begun.
@@ -211,7 +220,7 @@ impl<'a, 'b> Build<'a, 'b> {
                 Part::Made(mut making) => {
                     let digest = self.image.manifest.layers()[i].digest();
                     making.tree.settle(&below).map_err(|e| e.of_layer(digest))?;
-                    let fs = making.aside.path.join("fs");
+                    let fs = making.aside.tree();
                     made.push((id, making));
                     fs
                 }
@@ -219,6 +228,9 @@ impl<'a, 'b> Build<'a, 'b> {
             };
             if made.len() > top {
                 break;
+            }
+            if holds_all(&fs) {
+                below.clear();
             }
             below.insert(0, fs);
         }
@@ -231,12 +243,14 @@ impl<'a, 'b> Build<'a, 'b> {
             (bytes, inodes) = (bytes + meta.bytes, inodes + meta.inodes);
         }
         self.layers.flush()?;
+        fault::point("layers.unpack.flushed");
         let mut committed = Vec::new();
         for (id, mut making) in made {
             if let Some(stream) = making.stream.take() {
                 stream.keep()?;
             }
             making.commit(id)?;
+            fault::point("layers.unpack.torn");
             committed.push(id);
         }
         sync_dir(&self.layers.dir)?;
