@@ -94,7 +94,8 @@ async fn mirrors_serve_what_they_may_and_have_and_a_typo_hides_nothing() -> Resu
 async fn explain_tells_the_order_and_where_each_setting_was_made() -> Result<()> {
     let node = node().await?;
     let text = "server = \"https://up.example\"\n\n[host.\"https://first.example\"]\nskip_verify = true\n\n\
-                [host.\"https://second.example/proxy\"]\noverride_path = true\ncapabilities = [\"pull\"]\nnonsense = 1\n";
+                [host.\"https://second.example/proxy\"]\noverride_path = true\n\
+                capabilities = [\"pull\"]\nnonsense = 1\n";
     let file = hosts(&node, "docker.io", text)?;
     let shown = node.ok(&["images", "explain", "busybox"]).await?;
     let places: Vec<_> = [

@@ -1,5 +1,5 @@
-//! Proxies of the environment: asked for what is not excepted, by absolute URL or by a tunnel; their password is no more
-//! shown than any other.
+//! Proxies of the environment: asked for what is not excepted, by absolute URL or by a tunnel; their password is no
+//! more shown than any other.
 
 use std::fs;
 use std::net::ToSocketAddrs;

@@ -1,4 +1,4 @@
-//! `imagePullSecrets` of pods from YAML: they open the registry, are asked in their order, and are kept in memory alone.
+//! `imagePullSecrets` of pods from YAML: they open the registry, are asked in their order, are kept in memory alone.
 
 use std::fs;
 use std::process::Command;
@@ -23,8 +23,8 @@ fn image(server: &Server, path: &str) -> Result<Served> {
 fn pod(name: &str, image: &Served, secrets: &[&str]) -> String {
     let secrets: Vec<_> = secrets.iter().map(|name| format!("{{name: {name}}}")).collect();
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  hostNetwork: true\n  imagePullSecrets: [{}]\n  \
-         containers:\n  - {{name: a, image: '{}', command: [/bin/sleep, '1000']}}\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  hostNetwork: true\n\
+         \x20 imagePullSecrets: [{}]\n  containers:\n  - {{name: a, image: '{}', command: [/bin/sleep, '1000']}}\n",
         secrets.join(", "),
         image.name
     )

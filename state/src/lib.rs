@@ -10,10 +10,11 @@
 //! ```
 //!
 //! It holds the kinds (`sandbox`, `container`, `image`, `pod`, `node`, `session`, `pull`, `secret`, `debt`), validates
-//! their wishes, keeps them on disk (`durable`; sessions, pulls and secrets in memory only, `volatile`; questions about
-//! usage pass through, `usage`), rebuilds them from copies (`restore`), indexes them by name and owner, tells watchers of every
-//! change, and parses the YAML forms. It must not do work: no process, mount or socket is touched here, and no other
-//! crate of the workspace is named. A status is never stored: it is recomputed from the node by the kind's controller.
+//! their wishes, keeps them on disk (`durable`; sessions, pulls and secrets in memory only, `volatile`; questions
+//! about usage pass through, `usage`), rebuilds them from copies (`restore`), indexes them by name and owner, tells
+//! watchers of every change, and parses the YAML forms. It must not do work: no process, mount or socket is touched
+//! here, and no other crate of the workspace is named. A status is never stored: it is recomputed from the node by the
+//! kind's controller.
 
 pub mod clock;
 pub mod condition;

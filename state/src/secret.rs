@@ -1,5 +1,5 @@
-//! Secret: what a pod may show to registries (`imagePullSecrets`), in memory only: neither the disk nor a log ever holds
-//! it, and it ends with the daemon. Pods name it; it is read when one of them pulls.
+//! Secret: what a pod may show to registries (`imagePullSecrets`), in memory only: neither the disk nor a log ever
+//! holds it, and it ends with the daemon. Pods name it; it is read when one of them pulls.
 
 use std::fmt;
 use std::sync::Arc;

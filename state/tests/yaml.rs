@@ -504,7 +504,8 @@ fn secrets_of_registries_are_read() {
         ),
         (
             format!(
-                "{SECRET}stringData:\n  .dockerconfigjson: |\n    {{\"auths\": {{\"r\": {{}}}}}}\ndata: {{other: eA==}}\n"
+                "{SECRET}stringData:\n  .dockerconfigjson: |\n    {{\"auths\": {{\"r\": {{}}}}}}\n\
+                 data: {{other: eA==}}\n"
             ),
             "{\"auths\": {\"r\": {}}}\n",
         ),

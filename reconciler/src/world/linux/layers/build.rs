@@ -23,7 +23,7 @@ use crate::world::linux::unpack::Memory;
 /// What became of a layer so far.
 enum Part<'a> {
     Missing,
-    Made(Making<'a>),
+    Made(Box<Making<'a>>),
     There,
 }
 
@@ -188,7 +188,7 @@ impl<'a, 'b> Build<'a, 'b> {
         let _permit = (!self.source.slow()).then(|| self.layers.permits.take());
         let (diff_id, blob) = (&self.image.diff_ids[i], &self.image.manifest.layers()[i]);
         let made = self.layers.apply_one(self.source, diff_id, blob, &self.memory);
-        made.map(Part::Made)
+        made.map(|making| Part::Made(Box::new(making)))
     }
 
     /// The image has failed: nothing more is begun.
@@ -249,7 +249,7 @@ impl<'a, 'b> Build<'a, 'b> {
             if let Some(stream) = making.stream.take() {
                 stream.keep()?;
             }
-            making.commit(id)?;
+            (*making).commit(id)?;
             fault::point("layers.unpack.torn");
             committed.push(id);
         }

@@ -1,7 +1,7 @@
 //! Which layers are being unpacked, and whether somebody waits for them.
 //!
 //! A layer is claimed when its unpacking begins, not before, so that one image never waits for another's turn. Whoever
-//! finds it claimed waits for it, and layers are committed from the bottom up: waiting has an order and cannot go round.
+//! finds it claimed waits for it, and layers are committed from the bottom up: waiting has an order, never a circle.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};

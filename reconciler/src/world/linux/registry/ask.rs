@@ -336,7 +336,7 @@ impl Registry {
     }
 }
 
-/// Seconds, or a date (RFC 9110, 10.2.3): that is told by the other side's clock, so by its own `Date` where there is one.
+/// Seconds, or a date (RFC 9110, 10.2.3): that is told by the other side's clock, so by its own `Date` if it sends one.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: HeaderName| Some(headers.get(name)?.to_str().ok()?.trim());
     let after = text(RETRY_AFTER)?;

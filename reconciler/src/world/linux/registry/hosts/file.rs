@@ -23,12 +23,15 @@ impl<T> At<T> {
     }
 }
 
+/// PEM files of a certificate and its key; without the second both are in the first.
+type Pair = (PathBuf, Option<PathBuf>);
+
 /// What may be said at the top, of the server, and of each host.
 #[derive(Clone, Debug, Default)]
 pub struct Fields {
     pub capabilities: Option<At<Capabilities>>,
     pub ca: Option<At<Vec<PathBuf>>>,
-    pub client: Option<At<Vec<(PathBuf, Option<PathBuf>)>>>,
+    pub client: Option<At<Vec<Pair>>>,
     pub skip_verify: Option<At<bool>>,
     pub override_path: Option<At<bool>>,
     pub headers: Vec<At<(HeaderName, HeaderValue)>>,
@@ -257,8 +260,8 @@ impl Reader<'_> {
     }
 
     /// A path, a list of paths, or a list of `[certificate, key]`.
-    fn client(&mut self, key: &Key, value: &Spanned<DeValue>) -> Option<At<Vec<(PathBuf, Option<PathBuf>)>>> {
-        let mut pairs: Vec<(PathBuf, Option<PathBuf>)> = Vec::new();
+    fn client(&mut self, key: &Key, value: &Spanned<DeValue>) -> Option<At<Vec<Pair>>> {
+        let mut pairs: Vec<Pair> = Vec::new();
         match value.get_ref() {
             DeValue::Array(items) if items.iter().any(|item| item.get_ref().is_array()) => {
                 for item in items.iter() {
