@@ -18,7 +18,7 @@ use crate::{finding, json, quiet, repaired, up};
 async fn drift_38_disk_full() -> Result<()> {
     let mut node = Node::new(Default::default())?;
     let (disk, root) = (node.path(""), node.root());
-    mount(Some("tmpfs"), &root, Some("tmpfs"), MsFlags::empty(), Some("size=96m"))?;
+    mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), Some("size=96m"))?;
     for dir in ["root", "logs"] {
         fs::create_dir(node.path(dir))?;
     }

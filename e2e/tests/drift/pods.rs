@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::leaks::Process;
 use e2e::node::{Node, answers};
-use e2e::pods::{self, HELLO, container, shell};
+use e2e::pods::{self, shell};
 use e2e::v1::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
