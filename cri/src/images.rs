@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use state::image::{Image, ImageConfig, ImageKind, ImagePhase};
+use state::image::{Image, ImageConfig, ImageKind, ImagePhase, ImageStatus};
+use state::usage::{Ask, DiskUsage};
 use state::{Reference, Store};
 use tonic::Request;
 
@@ -166,7 +167,11 @@ impl Entry {
             size: status.size.max(1),
             uid,
             username,
-            spec: None,
+            spec: Some(v1::ImageSpec {
+                image: self.id.clone(),
+                annotations: status.origin.annotations.clone().into_iter().collect(),
+                ..v1::ImageSpec::default()
+            }),
             pinned: self.records.iter().any(|record| record.spec.pinned),
         }
     }
@@ -175,7 +180,7 @@ impl Entry {
         let status = &self.records[0].status;
         let info = json!({
             "chainID": status.chain_ids.last(),
-            "imageSpec": { "config": oci_config(&status.config) },
+            "imageSpec": oci_configuration(status),
             "manifestDigest": status.manifest_digest,
             "names": self.records.iter().map(|r| r.meta.name.as_str()).collect::<Vec<_>>(),
         });
@@ -188,6 +193,14 @@ fn insert(list: &mut Vec<String>, item: String) {
     if let Err(place) = list.binary_search(&item) {
         list.insert(place, item);
     }
+}
+
+/// The OCI image configuration, as far as it is kept.
+fn oci_configuration(status: &ImageStatus) -> Value {
+    let mut all = json!(*status.origin);
+    all["config"] = oci_config(&status.config);
+    all["rootfs"] = json!({ "type": "layers", "diff_ids": status.origin.diff_ids });
+    all
 }
 
 /// The `config` object of an OCI image configuration.
@@ -238,7 +251,7 @@ impl v1::image_service_server::ImageService for Services {
     }
 
     async fn image_fs_info(&self, _: Request<v1::ImageFsInfoRequest>) -> Answer<v1::ImageFsInfoResponse> {
-        answer(fs_info(self))
+        answer(fs_info(self).await)
     }
 }
 
@@ -305,34 +318,45 @@ async fn remove(services: &Services, call: &Call, request: v1::RemoveImageReques
     Ok(v1::RemoveImageResponse {})
 }
 
-/// One file system holds layers and writable layers, so both lists have the same entry.
-fn fs_info(services: &Services) -> Result<v1::ImageFsInfoResponse> {
+/// One file system holds everything: what the node keeps for images and what containers write into their own layers is
+/// the use of the first list (contract of the kubelet), what containers write that of the second.
+async fn fs_info(services: &Services) -> Result<v1::ImageFsInfoResponse> {
     let node = services
         .node()
         .ok_or_else(|| Error::Unavailable("the node was not looked at yet".into()))?;
     let status = &node.status;
-    let usage = v1::FilesystemUsage {
-        timestamp: status.image_sampled,
+    let ask = Ask {
+        writable: true,
+        ..Ask::default()
+    };
+    let written = match services.store.ask(ask).await {
+        Ok(answer) => answer.writable.unwrap_or_default(),
+        // Nobody samples: what was counted before is told.
+        Err(state::Error::Unanswered) => DiskUsage::default(),
+        Err(error) => return Err(error.into()),
+    };
+    let entry = |bytes, inodes| v1::FilesystemUsage {
+        timestamp: status.image_sampled.max(written.at),
         fs_id: Some(v1::FilesystemIdentifier {
             mountpoint: status.image_store.clone(),
         }),
-        used_bytes: Some(v1::UInt64Value {
-            value: status.image_bytes,
-        }),
-        inodes_used: Some(v1::UInt64Value {
-            value: status.image_inodes,
-        }),
+        used_bytes: Some(v1::UInt64Value { value: bytes }),
+        inodes_used: Some(v1::UInt64Value { value: inodes }),
     };
+    let all = entry(
+        status.image_bytes.saturating_add(written.bytes),
+        status.image_inodes.saturating_add(written.inodes),
+    );
     Ok(v1::ImageFsInfoResponse {
-        image_filesystems: vec![usage.clone()],
-        container_filesystems: vec![usage],
+        image_filesystems: vec![all],
+        container_filesystems: vec![entry(written.bytes, written.inodes)],
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use state::image::{ImageSpec, ImageStatus};
+    use state::image::ImageSpec;
     use state::{Meta, Object};
 
     fn id(c: char) -> String {

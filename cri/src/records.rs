@@ -20,6 +20,7 @@ use state::node::NodeKind;
 use state::pod::PodKind;
 use state::resource::API_VERSION;
 use state::sandbox::SandboxKind;
+use state::secret::SecretKind;
 use state::store::Event;
 use state::{Container, Kind, Meta, Object, Pod, Reference};
 use tokio_stream::wrappers::ReceiverStream;
@@ -71,7 +72,7 @@ fn is_kind<K: Kind>(text: &str) -> bool {
 }
 
 fn unknown_kind(field: &str, kind: &str) -> Error {
-    let problem = format!("{kind:.60?} is none of Pod, PodSandbox, Container, Image, Node, Debt");
+    let problem = format!("{kind:.60?} is none of Pod, PodSandbox, Container, Image, Secret, Node, Debt");
     Error::invalid(field, problem)
 }
 
@@ -106,6 +107,8 @@ fn get(services: &Services, request: &v1::GetRequest) -> Result<Vec<v1::Document
                 },
             )
         }
+        // Without what is secret: it has no form to be shown in.
+        kind if is_kind::<SecretKind>(kind) => get_kind::<SecretKind>(services, request),
         kind if is_kind::<NodeKind>(kind) => get_kind::<NodeKind>(services, request),
         kind if is_kind::<DebtKind>(kind) => get_kind::<DebtKind>(services, request),
         kind => Err(unknown_kind("kind", kind)),
@@ -140,6 +143,7 @@ fn watch(services: &Services, request: v1::WatchRequest) -> Result<Answers<v1::W
         kind if is_kind::<SandboxKind>(kind) => Ok(watch_kind::<SandboxKind>(services, request.uid)),
         kind if is_kind::<ContainerKind>(kind) => Ok(watch_kind::<ContainerKind>(services, request.uid)),
         kind if is_kind::<ImageKind>(kind) => Ok(watch_kind::<ImageKind>(services, request.uid)),
+        kind if is_kind::<SecretKind>(kind) => Ok(watch_kind::<SecretKind>(services, request.uid)),
         kind if is_kind::<NodeKind>(kind) => Ok(watch_kind::<NodeKind>(services, request.uid)),
         kind if is_kind::<DebtKind>(kind) => Ok(watch_kind::<DebtKind>(services, request.uid)),
         kind => Err(unknown_kind("kind", kind)),
@@ -202,9 +206,18 @@ async fn delete(services: &Services, call: &Call, mut request: v1::DeleteRequest
                 None => Ok(v1::DeleteResponse::default()),
             }
         }
+        kind if is_kind::<SecretKind>(kind) => {
+            let Some(secret) = find::<SecretKind>(services, &request)? else {
+                return Ok(v1::DeleteResponse::default());
+            };
+            // It stands for nothing on the node.
+            services.store.erase::<SecretKind>(&secret.meta.uid).await?;
+            let uid = secret.meta.uid.clone();
+            Ok(v1::DeleteResponse { uid })
+        }
         kind => Err(Error::invalid(
             "kind",
-            format!("{kind:.60?} is none of Pod, PodSandbox, Container, Image"),
+            format!("{kind:.60?} is none of Pod, PodSandbox, Container, Image, Secret"),
         )),
     }
 }

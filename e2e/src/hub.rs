@@ -22,12 +22,47 @@ pub struct Hub {
 impl Hub {
     /// A running registry without images.
     pub async fn start() -> Result<Hub> {
+        Hub::run(false).await
+    }
+
+    /// The same by TLS, with a certificate of nobody's.
+    pub async fn with_tls() -> Result<Hub> {
+        Hub::run(true).await
+    }
+
+    async fn run(tls: bool) -> Result<Hub> {
         let dir = tempfile::Builder::new().prefix("rc-").tempdir_in("/var/tmp")?;
         // Free a moment ago: what takes it in between makes the test fail at once.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let (certificate, key) = (dir.path().join("server.crt"), dir.path().join("server.key"));
+        let mut secure = String::new();
+        if tls {
+            tools::check(
+                Command::new("openssl")
+                    .args([
+                        "req",
+                        "-x509",
+                        "-newkey",
+                        "ec",
+                        "-pkeyopt",
+                        "ec_paramgen_curve:P-256",
+                        "-nodes",
+                    ])
+                    .args(["-days", "2", "-subj", "/CN=hub", "-keyout"])
+                    .arg(&key)
+                    .arg("-out")
+                    .arg(&certificate),
+            )?;
+            secure = format!(
+                ", tls: {{certificate: {}, key: {}}}",
+                certificate.display(),
+                key.display()
+            );
+        }
         let config = format!(
-            "version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\nstorage:\n  filesystem: \
-             {{rootdirectory: {}}}\n  delete: {{enabled: true}}\nhttp: {{addr: '{address}'}}\n",
+            "version: 0.1\nlog: {{level: error, accesslog: {{disabled: {}}}}}\nstorage:\n  filesystem: \
+             {{rootdirectory: {}}}\n  delete: {{enabled: true}}\nhttp: {{addr: '{address}'{secure}}}\n",
+            !tls,
             dir.path().join("data").display()
         );
         fs::write(dir.path().join("config.yml"), config)?;
@@ -35,7 +70,7 @@ impl Hub {
             .arg("serve")
             .arg(dir.path().join("config.yml"))
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(fs::File::create(dir.path().join("access"))?)
             .stderr(fs::File::create(dir.path().join("log"))?)
             .spawn()
             .context("docker-registry: install the Debian package docker-registry")?;
@@ -100,6 +135,11 @@ impl Hub {
         )?;
         ensure!(out.stdout.is_empty(), "{}", String::from_utf8_lossy(&out.stdout));
         Ok(())
+    }
+
+    /// Who asked for what; with TLS only.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("access")).unwrap_or_default()
     }
 
     /// Where it keeps its files.

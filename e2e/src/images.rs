@@ -26,6 +26,8 @@ pub enum Compression {
 pub struct Layer {
     entries: Vec<Entry>,
     compression: Compression,
+    /// Ready made: tar, blob, suffix of its media type.
+    stored: Option<(Vec<u8>, Vec<u8>, &'static str)>,
 }
 
 #[derive(Clone, Debug)]
@@ -44,6 +46,15 @@ impl Layer {
         Layer {
             entries: Vec::new(),
             compression,
+            stored: None,
+        }
+    }
+
+    /// A layer that somebody else wrote: its tar, the blob that holds it, the suffix of its media type.
+    pub fn stored(tar: Vec<u8>, blob: Vec<u8>, suffix: &'static str) -> Layer {
+        Layer {
+            stored: Some((tar, blob, suffix)),
+            ..Layer::new(Compression::Plain)
         }
     }
 
@@ -104,6 +115,9 @@ impl Layer {
 
     /// The uncompressed tar. Names are written byte for byte, `..` and all: the importer has to cope.
     pub fn tar(&self) -> Vec<u8> {
+        if let Some((tar, ..)) = &self.stored {
+            return tar.clone();
+        }
         let mut tar = Builder::new(Vec::new());
         for entry in &self.entries {
             let mut header = Header::new_gnu();
@@ -123,6 +137,9 @@ impl Layer {
 
     /// The blob as stored, and its media type's suffix.
     pub fn blob(&self) -> (Vec<u8>, &'static str) {
+        if let Some((_, blob, suffix)) = &self.stored {
+            return (blob.clone(), suffix);
+        }
         let tar = self.tar();
         match self.compression {
             Compression::Plain => (tar, ""),

@@ -3,27 +3,41 @@
 //! ```text
 //!   test --> node   starts, kills, restarts `reconcile serve`; the command line beside it
 //!        --> client speaks CRI to its socket         <-- pods  builds the requests
-//!        --> images makes the archives it imports    <-- nasty makes those that lie
-//!        --> hub    a real registry that skopeo fills
+//!        --> images makes the archives it imports    <-- nasty makes those that lie, corpus odd ones from seeds
+//!        --> hub    a real registry that skopeo fills; registry: one that misbehaves, served: images on it;
+//!                   proxy: on the way to both
+//!        --> boot   reboots, as far as a daemon can tell
+//!        --> faults arms failpoints in the programs, asks again as a kubelet does
+//!        --> cni    a CNI plugin that fails and hangs when told
 //!        --> tools  runs other programs of the node
+//!        --> disk   file systems that lack something, for its root
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
+//!   peers     the same faults on another runtime, side by side
 //!   chaos     pods live through CRI while everything is killed at random
 //! ```
 //!
 //! Nothing here may ask the daemon what the daemon did to the node: `leaks` reads the kernel alone, and shares no
 //! code with the crates under test. Tests run in parallel, each on its own root, state directory and socket.
 
+pub mod boot;
 pub mod chaos;
 pub mod client;
+pub mod cni;
+pub mod corpus;
+pub mod disk;
+pub mod faults;
 pub mod hub;
 pub mod images;
 pub mod leaks;
 pub mod nasty;
 pub mod node;
+pub mod peers;
 pub mod pods;
+pub mod proxy;
 pub mod registry;
 pub mod scrub;
+pub mod served;
 pub mod tools;
 
 /// The CRI's messages and clients.

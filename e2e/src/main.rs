@@ -25,11 +25,14 @@ enum Trial {
         #[arg(long)]
         seconds: Option<u64>,
     },
+    /// The same faults on `reconcile` and on containerd from Debian's package, as a table
+    Peers,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     match Cli::parse().trial {
+        Trial::Peers => print!("{}", e2e::peers::table().await?),
         Trial::Chaos { seed, minutes, seconds } => {
             let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros() as u64;
             let options = e2e::chaos::Options {

@@ -19,6 +19,7 @@ use tokio::net::UnixDatagram;
 use tokio::process::Child;
 
 use crate::client::Cri;
+use crate::disk::Disk;
 use crate::leaks::{Census, Mark};
 use crate::pods;
 use crate::v1::PodSandboxConfig;
@@ -47,10 +48,13 @@ impl Default for Options {
 
 /// A daemon, its directories, a client of its socket.
 pub struct Node {
+    /// What the root lies on, if not on the usual disk. Goes before the directory that it is mounted in.
+    disk: Option<Disk>,
     dir: TempDir,
     /// The state directory, where systems have a tmpfs.
     state: TempDir,
-    options: Options,
+    /// How its next daemon is started.
+    pub options: Options,
     daemon: Option<Child>,
     /// Where the daemon says what it is doing (sd_notify(3)).
     notify: Option<UnixDatagram>,
@@ -84,6 +88,7 @@ impl Node {
         }
         let cri = Cri::new(&dir.path().join("cri.sock"));
         Ok(Node {
+            disk: None,
             dir,
             state,
             options,
@@ -101,12 +106,21 @@ impl Node {
         self
     }
 
+    /// The same node, its root on the file system that this mounts.
+    pub fn on(mut self, make: impl FnOnce(&Path) -> Result<Disk>) -> Result<Node> {
+        let target = self.path("disk");
+        fs::create_dir(&target)?;
+        self.disk = Some(make(&target)?);
+        fs::create_dir(self.root())?;
+        Ok(self)
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     pub fn root(&self) -> PathBuf {
-        self.path("root")
+        self.path(if self.disk.is_some() { "disk/root" } else { "root" })
     }
 
     pub fn state(&self) -> PathBuf {
@@ -276,7 +290,9 @@ impl Node {
             .as_ref()
             .and_then(Child::id)
             .context("no daemon is running")?;
-        if self.options.wrapper.is_empty() {
+        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        // Some wrappers become what they run.
+        if self.options.wrapper.is_empty() || program.ends_with("reconcile") {
             return Ok(pid as i32);
         }
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
@@ -286,6 +302,18 @@ impl Node {
             .context("the wrapper runs nothing")?
             .parse()
             .context("a pid")
+    }
+
+    /// Did the daemon end by itself? Then it may be started again.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let ended = match &mut self.daemon {
+            Some(daemon) => daemon.try_wait().context("look at the daemon")?.is_some(),
+            None => true,
+        };
+        if ended {
+            self.daemon = None;
+        }
+        Ok(ended)
     }
 
     /// SIGKILL, and waits until it is gone.

@@ -24,6 +24,8 @@ pub enum Fault {
     Status(u16),
     /// The status, with a `Retry-After` in seconds.
     Later(u16, u64),
+    /// The status, to be asked again a second after its own `Date`, which is long ago.
+    LaterDate(u16),
     /// So many bytes of the body, then the connection is closed.
     Truncate(u64),
     /// One bit of the body is turned.
@@ -131,6 +133,7 @@ struct Held {
 struct Shared {
     held: Mutex<Held>,
     open: AtomicUsize,
+    sending: AtomicUsize,
     host: String,
 }
 
@@ -230,6 +233,11 @@ impl Server {
         self.shared.lock().seen.iter().map(|seen| seen.sent).sum()
     }
 
+    /// Answers that are on their way, stalled ones included.
+    pub fn sending(&self) -> usize {
+        self.shared.sending.load(Ordering::SeqCst)
+    }
+
     /// Connections that are open.
     pub fn connections(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
@@ -315,7 +323,10 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
             }
         };
         let closes = answer.unsaid || matches!(answer.pace, Pace::Truncate(_));
-        send(&mut stream, &request, answer, count).await?;
+        shared.sending.fetch_add(1, Ordering::SeqCst);
+        let sent = send(&mut stream, &request, answer, count).await;
+        shared.sending.fetch_sub(1, Ordering::SeqCst);
+        sent?;
         if closes {
             return stream.shutdown().await;
         }
@@ -408,6 +419,13 @@ fn answer(request: &Request, shared: &Shared) -> Option<Answer> {
         Some(Fault::Later(status, seconds)) => {
             let mut answer = plain(*status);
             answer.headers.push(("Retry-After".into(), seconds.to_string()));
+            return Some(answer);
+        }
+        Some(Fault::LaterDate(status)) => {
+            let mut answer = plain(*status);
+            let date = |second: u8| format!("Wed, 21 Oct 2015 07:28:0{second} GMT");
+            answer.headers.push(("Date".into(), date(0)));
+            answer.headers.push(("Retry-After".into(), date(1)));
             return Some(answer);
         }
         Some(Fault::Redirect(base)) => {

@@ -6,108 +6,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::eventually;
-use e2e::images::{Compression, Image, Layer};
+use e2e::images::Image;
 use e2e::node::{Node, Options};
-use e2e::registry::{Fault, Gate, Server, digest};
+use e2e::registry::{Fault, Gate, Server};
+use e2e::served::{Served, fetched, layer, serve};
 use e2e::v1::AuthConfig;
 use serde_json::json;
 use tonic::Code;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Bytes that do not compress, the same for the same seed.
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    (0..len / 8).flat_map(|_| next().to_le_bytes()).collect()
-}
-
-/// An image on the server.
-struct Served {
-    name: String,
-    /// Digests of the layers' blobs and their sizes, bottom first.
-    blobs: Vec<(String, u64)>,
-}
-
-impl Served {
-    fn size(&self) -> u64 {
-        self.blobs.iter().map(|(_, size)| size).sum()
-    }
-}
-
-fn layer(seed: u64, bytes: usize) -> Layer {
-    Layer::new(Compression::Gzip).file(&format!("noise{seed}"), 0o644, noise(seed, bytes))
-}
-
-fn serve(server: &Server, path: &str, layers: &[Layer]) -> Served {
-    let mut blobs = Vec::new();
-    let mut listed = Vec::new();
-    for layer in layers {
-        let (bytes, suffix) = layer.blob();
-        let size = bytes.len() as u64;
-        let digest = server.blob(path, &bytes);
-        listed.push(
-            json!({ "mediaType": format!("application/vnd.oci.image.layer.v1.tar{suffix}"),
-            "digest": digest, "size": size }),
-        );
-        blobs.push((digest, size));
-    }
-    let arch = if cfg!(target_arch = "aarch64") {
-        "arm64"
-    } else {
-        "amd64"
-    };
-    let diff_ids: Vec<_> = layers.iter().map(|layer| digest(&layer.tar())).collect();
-    let config = json!({ "architecture": arch, "os": "linux", "config": {},
-        "rootfs": { "type": "layers", "diff_ids": diff_ids } })
-    .to_string();
-    let config_digest = server.blob(path, config.as_bytes());
-    let kind = "application/vnd.oci.image.manifest.v1+json";
-    let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "layers": listed, "config": {
-        "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config_digest, "size": config.len() } });
-    server.manifest(path, "1", kind, manifest.to_string().as_bytes());
-    Served {
-        name: format!("{}/{path}:1", server.host()),
-        blobs,
-    }
-}
-
-/// Bytes of layers that were sent since the last call.
-fn fetched(server: &Server, image: &Served) -> u64 {
-    let of_layer = |path: &str| image.blobs.iter().any(|(digest, _)| path.contains(digest));
-    let seen = server.take_seen();
-    seen.iter()
-        .filter(|seen| of_layer(&seen.path))
-        .map(|seen| seen.sent)
-        .sum()
-}
-
-/// Waits until the layer's transfer has begun; connections that are open then. (Idle ones stay open for reuse.)
-async fn begun(server: &Server, blob: &str) -> Result<usize> {
+/// Waits until the layer's transfer has begun.
+async fn begun(server: &Server, blob: &str) -> Result<()> {
     eventually(10 * SECOND, async || {
         let asked = server
             .seen()
             .iter()
             .any(|seen| seen.path.contains(blob) && seen.sent > 0);
         ensure!(asked, "the layer was not asked for");
-        Ok(server.connections())
+        Ok(())
     })
     .await
 }
 
-/// The connection of a transfer that began with so many open is closed within a second.
-async fn stopped(server: &Server, open: usize) -> Result<()> {
+/// A transfer that stalls is given up by its client within a second.
+async fn stopped(server: &Server) -> Result<()> {
     let closed = eventually(SECOND, async || {
-        ensure!(
-            server.connections() < open,
-            "{} connections are open",
-            server.connections()
-        );
+        ensure!(server.sending() == 0, "{} answers are on their way", server.sending());
         Ok(())
     });
     closed.await.context("the traffic goes on")
@@ -135,14 +60,15 @@ async fn a_deadline_stops_the_traffic_and_the_next_pull_goes_on() -> Result<()> 
     let (stalls, size) = image.blobs[1].clone();
     server.fault(&stalls, Fault::Stall(size * 2 / 5), 1);
     let since = Instant::now();
-    let (pulled, open) = tokio::join!(
+    let (pulled, begun) = tokio::join!(
         node.cri.pull_with(2 * SECOND, &image.name, None),
         begun(&server, &stalls)
     );
     let error = pulled.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded, "{error:?}");
     assert!(since.elapsed() < 3 * SECOND);
-    stopped(&server, open?).await?;
+    begun?;
+    stopped(&server).await?;
     absent(&node, &image).await?;
     let before = fetched(&server, &image);
     // Also a later daemon goes on where this one stopped.
@@ -167,15 +93,15 @@ async fn a_client_that_leaves_takes_its_pull_along() -> Result<()> {
     let node = Node::start().await?;
     let image = serve(&server, "left", &[layer(3, 1 << 20)]);
     server.fault(&image.blobs[0].0, Fault::Stall(1000), 1);
-    let open = {
+    {
         let pull = node.cri.pull(&image.name);
         tokio::pin!(pull);
         tokio::select! {
             ended = &mut pull => bail!("it ended: {ended:?}"),
-            open = begun(&server, &image.blobs[0].0) => open?,
+            begun = begun(&server, &image.blobs[0].0) => begun?,
         }
-    };
-    stopped(&server, open).await?;
+    }
+    stopped(&server).await?;
     absent(&node, &image).await?;
     node.finish().await
 }
@@ -195,11 +121,11 @@ async fn a_stalled_pull_names_host_layer_and_bytes() -> Result<()> {
     );
     let file = node.file("stalled.yaml", manifest)?;
     node.ok(&["apply", "-f", &file]).await?;
-    let open = begun(&server, &blob).await?;
+    begun(&server, &blob).await?;
     let since = Instant::now();
     node.ok(&["delete", "pod", "stalled"]).await?;
     assert!(since.elapsed() < 2 * SECOND, "deleted after {:?}", since.elapsed());
-    stopped(&server, open).await?;
+    stopped(&server).await?;
     let error = node.cri.pull(&image.name).await.unwrap_err();
     assert_eq!(error.code(), Code::Unknown, "{error:?}");
     for word in ["RegistryUnavailable: ", server.host(), &blob, &size.to_string()] {

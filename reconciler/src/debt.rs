@@ -26,6 +26,7 @@ pub async fn owe(cx: &Context, sandbox: &PodSandbox, attachment: &Attachment, re
         input,
         reason,
     };
+    shim::fault::point("debt.owe.before");
     let meta = Meta {
         name: format!("{PART}/{}", sandbox.uid()),
         ..Meta::default()
@@ -54,6 +55,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Debt>) -> Result<Next> {
     };
     match paid {
         Ok(()) => {
+            shim::fault::point("debt.pay.after");
             tracing::info!(sandbox = object.spec.object, "owed network teardown done");
             cx.store.delete::<DebtKind>(object.uid()).await?;
             Ok(Next::Await)

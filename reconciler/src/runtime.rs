@@ -157,6 +157,7 @@ impl Runtime {
         tasks.spawn(empty_trash(cx.clone()));
         tasks.spawn(image::collect::follow(cx.clone()));
         tasks.spawn(node::sample::run(cx.clone()));
+        tasks.spawn(crate::pod::secrets::follow(cx.clone()));
         Ok(Running { cx, tasks })
     }
 

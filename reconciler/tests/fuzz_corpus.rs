@@ -71,6 +71,8 @@ fn tar() {
     }
     let plain = archive.into_inner().expect("write to memory");
     variations(&plain, targets::tar);
+    variations(&plain, targets::layer);
+    variations(&hostile(), targets::layer);
     // Numbers in every field that a header has, among them sizes beyond the archive and beyond 64 bits.
     for at in (100..157).chain(257..345) {
         for value in [b'7', 0x80, 0xff, 0] {
@@ -83,4 +85,43 @@ fn tar() {
             targets::tar(&turned);
         }
     }
+}
+
+/// Each way out of a layer that is known, one after the other: those that are refused end the archive, so each comes
+/// first once, by the cuts and turned bits.
+fn hostile() -> Vec<u8> {
+    let mut archive = Vec::new();
+    for (kind, path, link) in [
+        (b'2', "way", "/"),
+        (b'0', "way/tmp/evil", ""),
+        (b'2', "up", "../../outside"),
+        (b'0', "up/evil", ""),
+        (b'5', "up", ""),
+        (b'2', "up", "../../outside"),
+        (b'0', "up/.wh.precious", ""),
+        (b'0', "up/.wh..wh..opq", ""),
+        (b'1', "hard", "up/precious"),
+        (b'0', "hard", ""),
+        (b'3', "null", ""),
+        (b'2', "device", "null"),
+        (b'0', "device", ""),
+        (b'2', "loop", "loop"),
+        (b'0', "loop/x", ""),
+        (b'0', "../outside/evil", ""),
+        (b'1', "hard", "../outside/precious"),
+    ] {
+        let mut header = Header::new_gnu();
+        let old = header.as_old_mut();
+        old.name[..path.len()].copy_from_slice(path.as_bytes());
+        old.linkname[..link.len()].copy_from_slice(link.as_bytes());
+        header.set_entry_type(EntryType::new(kind));
+        header.set_mode(0o777);
+        for set in [Header::set_uid, Header::set_gid, Header::set_mtime, Header::set_size] {
+            set(&mut header, 0);
+        }
+        header.set_cksum();
+        archive.extend(header.as_bytes());
+    }
+    archive.extend([0; 1024]);
+    archive
 }

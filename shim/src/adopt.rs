@@ -7,6 +7,7 @@ use std::path::Path;
 
 use prost::Message;
 use shim::api::{Phase, Started, Task};
+use shim::fault;
 use shim::record::{self, End, Start};
 
 use crate::log::{Kind, Log};
@@ -40,6 +41,7 @@ impl Service {
         let dir = self.dir.clone();
         let mut proc = Proc::new(key, task);
         crate::note!("taking over {}", proc.id());
+        fault::point("shim.adopt.before");
         kill_execs(&proc);
         let record = record::read(proc.record()).unwrap_or_else(|error| {
             crate::note!("{error}");
@@ -61,6 +63,7 @@ impl Service {
                 }
             },
         }
+        fault::point("shim.adopt.after");
         self.procs.push(proc);
     }
 
@@ -106,6 +109,7 @@ impl Service {
                 Err(error) => crate::note!("{} {}: {error}", proc.id(), kind.name()),
             }
         }
+        fault::point("shim.adopt.reopened");
         if let Some(log) = &log {
             log.consumed();
         }

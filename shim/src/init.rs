@@ -17,6 +17,7 @@ use oci_spec::runtime::{LinuxNamespaceBuilder, LinuxNamespaceType, PosixRlimit, 
 use crate::r#become::{Become, message};
 use crate::mounts::{self, Mounts};
 use crate::sys;
+use shim::fault;
 use shim::record::{self, Start};
 
 /// Largest config.json and filter taken, bytes.
@@ -105,6 +106,7 @@ impl Plan {
             fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         }
         let spec = serde_json::to_vec(&derive(&self.spec, &self.pid)?).map_err(|error| error.to_string())?;
+        fault::point("shim.maker.derived");
         fs::write(bundle.join("config.json"), spec).map_err(|error| format!("{}: {error}", bundle.display()))?;
         let executor = Become {
             process: process.clone(),
@@ -133,6 +135,7 @@ impl Plan {
             boot_id: sys::boot_id(),
             started_at: sys::now(),
         };
+        fault::point("shim.maker.built");
         let mut made = vec![message::MADE];
         made.extend(start.pid.to_le_bytes());
         made.extend(start.start_ticks.to_le_bytes());
@@ -145,7 +148,10 @@ impl Plan {
         if self.start_by != 0 && sys::boot() >= self.start_by {
             return Err(late());
         }
-        container.start().map_err(chain)
+        fault::point("shim.maker.recorded");
+        container.start().map_err(chain)?;
+        fault::point("shim.maker.after");
+        Ok(())
     }
 
     fn in_time(&self) -> Result<(), String> {

@@ -21,6 +21,7 @@ pub mod api;
 #[cfg(feature = "client")]
 mod client;
 mod error;
+pub mod fault;
 pub mod frame;
 mod hold;
 pub mod record;

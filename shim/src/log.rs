@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use shim::fault;
+
 use crate::sys;
 
 /// Longest content of one entry, bytes (CRI).
@@ -161,6 +163,7 @@ impl Log {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
+        fault::check("shim.log.before")?;
         // Not blocking: somebody may have put a FIFO there.
         let mut options = OpenOptions::new();
         let file = options
@@ -169,6 +172,7 @@ impl Log {
             .mode(0o640)
             .custom_flags(libc::O_NONBLOCK)
             .open(path)?;
+        fault::check("shim.log.opened")?;
         self.len = file.metadata()?.len();
         self.path = path.into();
         self.file = Some(file);

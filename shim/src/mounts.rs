@@ -321,8 +321,27 @@ fn source(mount: &Mount, linux: &Linux, users: &mut Users) -> io::Result<OwnedFd
             set(&tree, &below, true).map_err(unmapped)?;
         }
     }
-    set(&tree, &top, false).map_err(|error| if namespace.is_some() { unmapped(error) } else { error })?;
+    match set(&tree, &top, false) {
+        Err(_) if namespace.is_some() && belongs(path, mount) => {
+            top.attr_set &= !libc::MOUNT_ATTR_IDMAP;
+            set(&tree, &top, false)?;
+        }
+        other => other.map_err(|error| if namespace.is_some() { unmapped(error) } else { error })?,
+    }
     Ok(tree)
+}
+
+/// Whether a source is the mapping's root's already: where the file system maps no owners, the daemon gives its own
+/// files away.
+fn belongs(path: &Path, mount: &Mount) -> bool {
+    let root = |maps: &Option<Vec<LinuxIdMapping>>| {
+        let maps = maps.as_deref().unwrap_or_default();
+        maps.iter()
+            .find(|map| map.container_id() == 0)
+            .map(LinuxIdMapping::host_id)
+    };
+    let owner = std::fs::symlink_metadata(path).map(|meta| (Some(meta.uid()), Some(meta.gid())));
+    owner.is_ok_and(|owner| owner == (root(mount.uid_mappings()), root(mount.gid_mappings())) && owner.0 != Some(0))
 }
 
 fn unmapped(error: io::Error) -> io::Error {

@@ -20,6 +20,7 @@ use crate::log::{Kind, Log};
 use crate::stdio::{self, Pumped, Scratch, Stream};
 use crate::{cgroup, init, sys};
 use shim::api::{Phase, RunRequest, Started, Task};
+use shim::fault;
 use shim::record::{self, End, Stop};
 
 /// How long output is waited for after the end if something still holds a pipe, ns.
@@ -150,9 +151,11 @@ impl Proc {
         let is_first = record::read(self.record())?.is_none_or(|record| record.stop.is_none());
         let stands = record::write_stop(self.record(), Stop { signal, deadline })?;
         self.kill_at = Some(stands.deadline);
+        fault::point("shim.stop.recorded");
         if is_first && grace_ns > 0 && signal > 0 {
             let _ = self.signal(signal);
         }
+        fault::point("shim.stop.signalled");
         self.cgroups().iter().for_each(|dir| cgroup::thaw(dir));
         Ok(())
     }
@@ -167,10 +170,12 @@ impl Proc {
         self.look_at = 0;
         self.task.ended = Some(end.clone());
         self.end = Some(end);
+        fault::point("shim.ended.before");
         // Were the shim killed now, nobody else could know.
         if let Err(error) = save(dir, &self.task) {
             crate::note!("{}: {error}", self.id());
         }
+        fault::point("shim.ended.saved");
         self.kill();
     }
 
@@ -259,7 +264,9 @@ impl Proc {
             return false;
         }
         self.log = None;
+        fault::point("shim.finish.before");
         self.remove_files(dir);
+        fault::point("shim.finish.removed");
         let mut end = self.end.clone().unwrap_or_else(|| End::lost(sys::now()));
         if oom && end.reason == "Error" {
             end.oom = true;
@@ -268,6 +275,7 @@ impl Proc {
         match record::write_end(self.record(), end) {
             Ok(end) => {
                 self.end = Some(end);
+                fault::point("shim.finish.recorded");
                 let _ = fs::remove_file(task_file(dir, self.id()));
                 true
             }
@@ -311,7 +319,9 @@ impl Proc {
 pub fn save(dir: &Path, task: &Task) -> io::Result<()> {
     let path = task_file(dir, &task.id);
     let new = path.with_extension("new");
+    fault::check("shim.task.before")?;
     fs::write(&new, task.encode_to_vec())?;
+    fault::check("shim.task.torn")?;
     fs::rename(new, path)
 }
 

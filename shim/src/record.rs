@@ -18,7 +18,7 @@ use std::path::Path;
 use prost::Message;
 
 pub use crate::api::{EndSlot as End, StartSlot as Start, StopSlot as Stop};
-use crate::{Error, Result};
+use crate::{Error, Result, fault};
 
 /// Reason of a container that never ran (CRI).
 pub const START_ERROR: &str = "StartError";
@@ -156,6 +156,7 @@ pub fn write_end(path: &Path, mut end: End) -> Result<End> {
     write(&file, END, &end)
         .and_then(|()| file.sync_data())
         .map_err(Error::io("write end to run record", path))?;
+    fault::point("record.end.flushed");
     Ok(end)
 }
 
@@ -230,7 +231,23 @@ fn write(file: &File, (offset, size): (u64, usize), message: &impl Message) -> i
     slot.extend((body.len() as u32).to_le_bytes());
     slot.extend(crc32(&body).to_le_bytes());
     slot.extend(body);
+    if fault::armed() {
+        write_in_halves(file, &slot, offset)?;
+    }
     file.write_all_at(&slot, offset)
+}
+
+/// For a test that cuts it short.
+fn write_in_halves(file: &File, slot: &[u8], offset: u64) -> io::Result<()> {
+    let name = [(START, "start"), (STOP, "stop"), (END, "end")]
+        .into_iter()
+        .find_map(|((at, _), name)| (at == offset).then_some(name))
+        .unwrap_or_default();
+    fault::check(&format!("record.{name}.before"))?;
+    file.write_all_at(&slot[..slot.len() / 2], offset)?;
+    fault::check(&format!("record.{name}.torn"))?;
+    file.write_all_at(slot, offset)?;
+    fault::check(&format!("record.{name}.written"))
 }
 
 /// CRC-32 (IEEE), bit by bit: the slots are small and rare, a table would cost a resident kilobyte.

@@ -5,12 +5,12 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shim::{EXIT_ALREADY_SERVED, Identity, LOCK, LOG};
+use shim::{EXIT_ALREADY_SERVED, Identity, LOCK, LOG, fault};
 
 use crate::service::Service;
 use crate::{cgroup, sys};
@@ -96,7 +96,13 @@ fn seal() -> io::Result<()> {
         .map(|arg| CString::new(arg.into_vec()))
         .collect::<Result<_, _>>()?;
     let argv: Vec<_> = args.iter().map(|arg| arg.as_ptr()).chain([std::ptr::null()]).collect();
-    let env: [*const libc::c_char; 1] = [std::ptr::null()];
+    let fault = fault::value().map(|value| [fault::VARIABLE.as_bytes(), b"=", value.as_bytes()].concat());
+    let fault = fault.map(CString::new).transpose()?;
+    let env: Vec<_> = fault
+        .iter()
+        .map(|pair| pair.as_ptr())
+        .chain([std::ptr::null()])
+        .collect();
     // SAFETY: valid strings, a live mount_attr with its size, null-terminated arrays; the descriptor is the kernel's.
     unsafe {
         let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;

@@ -116,6 +116,7 @@ impl Service {
             self.pump();
             self.tick();
             if self.is_ending && self.clients.iter().all(Client::is_served) {
+                shim::fault::point("shim.shutdown.answered");
                 let _ = std::fs::remove_file(self.dir.join(SOCKET));
                 return Ok(());
             }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 use shim::api::{ExecOutput, ExecRequest, ExecStreamRequest, Phase, StreamKind, Streams};
-use shim::{Code, EXEC_OUTPUT_LIMIT};
+use shim::{Code, EXEC_OUTPUT_LIMIT, fault};
 
 use crate::r#become::{fail, message};
 use crate::process::{Caller, Needs};
@@ -328,6 +328,7 @@ impl Service {
         };
         if sys::fork().map_err(internal)? == 0 {
             die_with(shim);
+            fault::point("shim.exec.joining");
             let kept = [&stdio[0], &stdio[1], &stdio[2], &their_channel, &pidfd];
             sys::keep_only(&kept.map(|fd| fd.as_raw_fd()));
             let told = their_channel.as_raw_fd();
@@ -345,6 +346,7 @@ impl Service {
             }
             .run(&their_channel);
         }
+        fault::point("shim.exec.forked");
         self.execs.push(exec);
         Ok(key)
     }

@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::{EXIT_ALREADY_SERVED, Error, LOG, Result};
+use crate::{EXIT_ALREADY_SERVED, Error, LOG, Result, fault};
 
 /// Whose shim it is: shows in the process list, and in `state`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,9 @@ pub struct Identity {
 /// If a shim of this directory died, the new one takes its processes over. `cgroup` is absolute within each
 /// hierarchy, made if absent. Blocks for about a millisecond: call it from a blocking thread.
 pub fn spawn(exe: &Path, whose: &Identity, dir: &Path, cgroup: Option<&str>) -> Result<()> {
+    fault::point("shims.spawn.before");
     fs::create_dir_all(dir).map_err(Error::io("make shim directory", dir))?;
+    fault::point("shims.spawn.torn");
     // No pre_exec and no working directory: std then uses posix_spawn, whose cost does not grow with the daemon.
     let mut command = Command::new(exe);
     command.args([
@@ -41,10 +43,12 @@ pub fn spawn(exe: &Path, whose: &Identity, dir: &Path, cgroup: Option<&str>) -> 
     }
     let command = command
         .env_clear()
+        .envs(fault::value().map(|value| (fault::VARIABLE, value)))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let status = command.status().map_err(Error::io("run shim", exe))?;
+    fault::point("shims.spawn.after");
     match status.code() {
         Some(0) | Some(EXIT_ALREADY_SERVED) => Ok(()),
         _ => Err(Error::Spawn {

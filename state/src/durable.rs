@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::disk::{Found, Op};
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::guard::{Ballast, Mark, Watermark, failed, sync_dir};
 
 /// Version of the values' form. Raise it whenever an older program could not read, or would lose, what is written.
@@ -210,11 +211,16 @@ impl Disk {
         let value = format!("{} {} {}", self.id, head.seq, head.live);
         batch.insert(HEAD, encode(HEAD, value.as_bytes()));
         let written = guarded(|| {
+            fault::point("store.commit.before");
             if let Some(sled) = &database.sled {
                 sled.apply_batch(batch)?;
+                fault::point("store.commit.applied");
                 sled.flush()?;
             }
-            Ok(database.file.sync_data()?)
+            fault::point("store.commit.torn");
+            database.file.sync_data()?;
+            fault::point("store.commit.after");
+            Ok(())
         });
         match written {
             Ok(Ok(())) => Ok(()),
@@ -318,9 +324,11 @@ impl crate::disk::Disk for Disk {
 
     fn mark(&mut self) {
         self.marked = Instant::now();
+        fault::point("store.mark.before");
         if let Err(error) = self.watermark.set(self.head) {
             tracing::warn!(%error, "the store's watermark stays behind");
         }
+        fault::point("store.mark.after");
     }
 }
 

@@ -1,5 +1,7 @@
 //! Image: the wish that what a reference names is here, unpacked.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::check;
@@ -64,6 +66,44 @@ pub struct ImageConfig {
     pub labels: std::collections::BTreeMap<String, String>,
 }
 
+/// Where an image comes from, by its own word (OCI image-spec, config). Bounded: it is for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ImageOrigin {
+    /// RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+    pub architecture: String,
+    pub os: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// Digests of the layers' tars, bottom first.
+    #[serde(skip)]
+    pub diff_ids: Vec<String>,
+    /// Oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<ImageStep>,
+    /// Those of the manifest.
+    #[serde(skip)]
+    pub annotations: std::collections::BTreeMap<String, String>,
+}
+
+/// One step of how an image was built.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ImageStep {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_by: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comment: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub empty_layer: Option<bool>,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageStatus {
@@ -81,6 +121,9 @@ pub struct ImageStatus {
     /// Chain IDs of the layers, bottom first.
     pub chain_ids: Vec<String>,
     pub config: ImageConfig,
+    /// For the CRI's verbose answers.
+    #[serde(skip)]
+    pub origin: Arc<ImageOrigin>,
     pub pull_epoch: u64,
 }
 

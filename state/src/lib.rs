@@ -9,9 +9,9 @@
 //!   +---------+    durable.rs        +--------+
 //! ```
 //!
-//! It holds the kinds (`sandbox`, `container`, `image`, `pod`, `node`, `session`, `pull`, `debt`), validates their
-//! wishes, keeps them on disk (`durable`; sessions and pulls in memory only, `volatile`; questions about usage pass
-//! through, `usage`), rebuilds them from copies (`restore`), indexes them by name and owner, tells watchers of every
+//! It holds the kinds (`sandbox`, `container`, `image`, `pod`, `node`, `session`, `pull`, `secret`, `debt`), validates
+//! their wishes, keeps them on disk (`durable`; sessions, pulls and secrets in memory only, `volatile`; questions about
+//! usage pass through, `usage`), rebuilds them from copies (`restore`), indexes them by name and owner, tells watchers of every
 //! change, and parses the YAML forms. It must not do work: no process, mount or socket is touched here, and no other
 //! crate of the workspace is named. A status is never stored: it is recomputed from the node by the kind's controller.
 
@@ -30,6 +30,7 @@ pub mod pull;
 pub mod reference;
 pub mod resource;
 pub mod sandbox;
+pub mod secret;
 pub mod session;
 pub mod store;
 pub mod usage;
@@ -37,6 +38,7 @@ pub mod yaml;
 
 mod check;
 mod durable;
+pub mod fault;
 mod grown;
 mod guard;
 mod index;
@@ -58,5 +60,6 @@ pub use pull::Pull;
 pub use reference::Reference;
 pub use resource::{Kind, Meta, Object, Owner};
 pub use sandbox::PodSandbox;
+pub use secret::Secret;
 pub use session::Session;
 pub use store::{New, Put, Store};

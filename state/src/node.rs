@@ -37,7 +37,7 @@ pub struct NodeStatus {
     pub state: String,
     /// Directory of the image store (CRI `FilesystemIdentifier.mountpoint`).
     pub image_store: String,
-    /// Bytes and inodes of all layers and writable layers, and when they were counted (ns since the epoch).
+    /// Bytes and inodes of all blobs and layers, without what containers write, and when they were counted (ns since the epoch).
     pub image_bytes: u64,
     pub image_inodes: u64,
     pub image_sampled: i64,

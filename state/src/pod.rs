@@ -44,6 +44,9 @@ pub struct PodSpec {
     pub containers: Vec<PodContainer>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Volume>,
+    /// Secrets of the pod's namespace, for its pulls.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub image_pull_secrets: Vec<SecretRef>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hostname: String,
     #[serde(default)]
@@ -63,6 +66,13 @@ pub struct PodSpec {
     pub sysctls: BTreeMap<String, String>,
     #[serde(default = "default_grace")]
     pub termination_grace_period_seconds: i64,
+}
+
+/// Names a [`crate::Secret`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SecretRef {
+    pub name: String,
 }
 
 fn default_grace() -> i64 {
@@ -227,6 +237,9 @@ impl Kind for PodKind {
         spec.dns.as_ref().map_or(Ok(()), |dns| dns.validate("spec.dns"))?;
         for (name, value) in &spec.sysctls {
             check::sysctl("spec.sysctls", name, value, spec.host_network, spec.host_ipc)?;
+        }
+        for (i, secret) in spec.image_pull_secrets.iter().enumerate() {
+            check::dns_subdomain(&format!("spec.imagePullSecrets[{i}].name"), &secret.name)?;
         }
         spec.validate_volumes()?;
         spec.validate_containers()

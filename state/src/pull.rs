@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::check;
 use crate::error::{Error, Result};
 use crate::resource::{Kind, Meta, Object};
+use crate::secret::PullSecret;
 
 /// `metadata.name` only tells pulls apart; `metadata.owner` is the Pod or Image that waits, if one does.
 pub type Pull = Object<PullKind>;
@@ -23,6 +24,9 @@ pub struct PullSpec {
     /// Tried in order, then none. Never written anywhere.
     #[serde(skip)]
     pub credentials: Vec<Auth>,
+    /// Tried after them. Never written anywhere.
+    #[serde(skip)]
+    pub secrets: Vec<PullSecret>,
     /// Also look in the files of this node (`/etc/reconcile/auth.json` and those of the daemon's user).
     #[serde(default)]
     pub node_credentials: bool,
@@ -37,7 +41,7 @@ pub struct PullSpec {
 /// What may be shown to a registry (CRI `AuthConfig`). Its `Debug` shows no secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Auth {
-    /// For messages: `imagePullSecrets[0]`, a file's path, `the request`.
+    /// For messages: a file's path, `the request`.
     pub source: String,
     pub username: String,
     pub password: String,

@@ -21,6 +21,8 @@ pub struct Ask {
     pub containers: Vec<String>,
     /// Also what only metrics show: [`Detail`] and the packets of the network.
     pub detail: bool,
+    /// Also the writable layers of all containers together, those that do not run included.
+    pub writable: bool,
 }
 
 /// What was found.
@@ -29,6 +31,8 @@ pub struct Answer {
     pub sandboxes: HashMap<String, SandboxUsage>,
     pub containers: HashMap<String, ContainerUsage>,
     pub able: Able,
+    /// Only if asked for.
+    pub writable: Option<DiskUsage>,
 }
 
 /// What this node's kernel can tell at all; the same for as long as the process lives.

@@ -7,6 +7,7 @@ mod kubernetes;
 mod locate;
 mod pod;
 mod quantity;
+mod secret;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +19,7 @@ use serde_yaml::Value;
 use crate::error::{Error, Result as StateResult};
 use crate::resource::{API_VERSION, Kind, Meta, Object};
 use crate::store::New;
-use crate::{container, image, pod as own_pod, sandbox};
+use crate::{container, image, pod as own_pod, sandbox, secret as own_secret};
 
 use locate::{At, Spot};
 
@@ -34,6 +35,7 @@ pub enum Record {
     PodSandbox(New<sandbox::SandboxKind>),
     Container(New<container::ContainerKind>),
     Image(New<image::ImageKind>),
+    Secret(New<own_secret::SecretKind>),
 }
 
 /// One document of a file.
@@ -57,7 +59,7 @@ pub struct Problem {
     /// e.g. `spec.containers[0].image`; empty for syntax errors.
     pub path: String,
     pub message: String,
-    /// The line's text.
+    /// The line's text; empty where it may hold a secret.
     pub source: String,
 }
 
@@ -72,7 +74,7 @@ impl fmt::Display for Problem {
             write!(f, ": {}", self.path)?;
         }
         write!(f, ": {}", self.message)?;
-        if self.line > 0 {
+        if self.line > 0 && !self.source.is_empty() {
             let shown: String = self
                 .source
                 .chars()
@@ -93,6 +95,7 @@ impl Record {
             Record::PodSandbox(_) => sandbox::SandboxKind::KIND,
             Record::Container(_) => container::ContainerKind::KIND,
             Record::Image(_) => image::ImageKind::KIND,
+            Record::Secret(_) => own_secret::SecretKind::KIND,
         }
     }
 
@@ -102,6 +105,7 @@ impl Record {
             Record::PodSandbox(new) => &new.meta,
             Record::Container(new) => &new.meta,
             Record::Image(new) => &new.meta,
+            Record::Secret(new) => &new.meta,
         }
     }
 
@@ -115,6 +119,7 @@ impl Record {
             Record::PodSandbox(new) => json(new),
             Record::Container(new) => json(new),
             Record::Image(new) => json(new),
+            Record::Secret(new) => secret::to_json(new),
         }
     }
 
@@ -137,6 +142,7 @@ impl Record {
             "PodSandbox" => new(json).map(Record::PodSandbox),
             "Container" => new(json).map(Record::Container),
             "Image" => new(json).map(Record::Image),
+            "Secret" => secret::from_json(json).map(Record::Secret),
             other => Err(Error::invalid("kind", format!("unknown kind {other:?}"))),
         }
     }
@@ -168,6 +174,7 @@ pub fn parse(text: &str, file: &str) -> Result<Vec<Document>, Vec<Problem>> {
         text,
         file,
         document: 0,
+        secret: false,
         problems: Vec::new(),
         warnings: Vec::new(),
     };
@@ -199,6 +206,8 @@ struct Reader<'a> {
     file: &'a str,
     /// Number of the present document.
     document: usize,
+    /// It holds secrets: no problem may quote it.
+    secret: bool,
     problems: Vec<Problem>,
     warnings: Vec<Problem>,
 }
@@ -233,6 +242,8 @@ struct Own<S> {
 
 impl Reader<'_> {
     fn document(&mut self, yaml: serde_yaml::Deserializer<'_>) -> Option<Document> {
+        // Until it can be read, nobody knows which of the file's documents holds secrets.
+        self.secret = self.text.to_lowercase().contains("secret");
         let mut value = match Value::deserialize(yaml) {
             Ok(Value::Null) => return None,
             Ok(value) => value,
@@ -248,8 +259,10 @@ impl Reader<'_> {
         }
         let text = |field| value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
+        self.secret = kind.to_lowercase().contains("secret");
         let record = match (api_version.as_str(), kind.as_str()) {
             ("v1", "Pod") => self.kubernetes_pod(value).map(Record::Pod),
+            ("v1", "Secret") => self.kubernetes_secret(value).map(Record::Secret),
             (API_VERSION, "Pod") => self.own(value).map(Record::Pod),
             (API_VERSION, "PodSandbox") => self.own(value).map(Record::PodSandbox),
             (API_VERSION, "Container") => self.own(value).map(Record::Container),
@@ -268,7 +281,8 @@ impl Reader<'_> {
     }
 
     fn unknown_kind(&mut self, value: &Value, api_version: &str, kind: &str) {
-        let known = "apiVersion: v1 has Pod; apiVersion: reconcile/v1 has Pod, PodSandbox, Container and Image";
+        let known =
+            "apiVersion: v1 has Pod and Secret; apiVersion: reconcile/v1 has Pod, PodSandbox, Container and Image";
         if !value.is_mapping() {
             self.at(
                 "",
@@ -364,7 +378,13 @@ impl Reader<'_> {
             };
             self.at(&path, At::Value, "is missing".into());
         } else {
-            self.at(path, At::Value, message.to_owned());
+            // serde quotes what it found.
+            let message = match message.rsplit_once("expected ") {
+                Some((_, expected)) if self.secret => format!("must be {expected}"),
+                None if self.secret => "is not as it should be".to_owned(),
+                _ => message.to_owned(),
+            };
+            self.at(path, At::Value, message);
         }
     }
 
@@ -412,6 +432,7 @@ impl Reader<'_> {
             .line
             .checked_sub(1)
             .and_then(|n| self.text.lines().nth(n))
+            .filter(|_| !self.secret)
             .unwrap_or_default();
         Problem {
             file: self.file.to_owned(),

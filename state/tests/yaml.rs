@@ -485,6 +485,101 @@ fn scheduling_is_warned_of() {
     assert_eq!(warned, wanted);
 }
 
+const SECRET: &str = "\
+apiVersion: v1
+kind: Secret
+metadata: {name: regcred, annotations: {kubectl.kubernetes.io/last-applied-configuration: hunter2}}
+type: kubernetes.io/dockerconfigjson
+";
+
+#[test]
+fn secrets_of_registries_are_read() {
+    // {"auths":{"r.example":{"auth":"dTpodW50ZXIy"}}}
+    let encoded = "eyJhdXRocyI6eyJyLmV4YW1wbGUiOnsiYXV0aCI6ImRUcG9kVzUwWlhJeSJ9fX0=";
+    let older = SECRET.replace("dockerconfigjson", "dockercfg");
+    for (text, config) in [
+        (
+            format!("{SECRET}data: {{.dockerconfigjson: {encoded}}}\n"),
+            r#"{"auths":{"r.example":{"auth":"dTpodW50ZXIy"}}}"#,
+        ),
+        (
+            format!(
+                "{SECRET}stringData:\n  .dockerconfigjson: |\n    {{\"auths\": {{\"r\": {{}}}}}}\ndata: {{other: eA==}}\n"
+            ),
+            "{\"auths\": {\"r\": {}}}\n",
+        ),
+        (
+            format!("{older}stringData: {{.dockercfg: '{{\"r\":{{}}}}'}}\n"),
+            r#"{"r":{}}"#,
+        ),
+    ] {
+        let document = one(&text);
+        let json = document.record.to_json().unwrap();
+        let Record::Secret(new) = document.record else {
+            panic!("{text}")
+        };
+        assert_eq!(new.spec.config.reveal(), config);
+        assert_eq!(
+            (new.meta.name.as_str(), new.meta.namespace.as_str()),
+            ("regcred", "default")
+        );
+        assert!(
+            new.meta.annotations.is_empty(),
+            "kubectl's copy of the secret is left out"
+        );
+        let back = Record::from_json(&json).unwrap();
+        assert_eq!(back.to_json().unwrap(), json);
+        let shown = to_yaml(&state::Secret::new(new.meta, new.spec, ())).unwrap();
+        assert!(shown.contains("regcred") && !shown.contains("auths"), "{shown}");
+    }
+    let spec = pod(&POD.replace("spec:\n", "spec:\n  imagePullSecrets: [{name: regcred}]\n"));
+    assert_eq!(spec.image_pull_secrets[0].name, "regcred");
+    let wrong = problems(&POD.replace("spec:\n", "spec:\n  imagePullSecrets: [{name: Reg_Cred}]\n"));
+    assert!(wrong.contains(":7:29: spec.imagePullSecrets[0].name: "), "{wrong}");
+}
+
+#[test]
+fn what_is_wrong_with_a_secret_is_told_without_it() {
+    let opaque = SECRET.replace("kubernetes.io/dockerconfigjson", "Opaque");
+    for (text, told) in [
+        (
+            format!("{opaque}stringData: {{password: hunter2}}\n"),
+            ":4:7: type: only kubernetes.io/docker",
+        ),
+        (
+            format!("{SECRET}stringData: {{.dockerconfigjson: hunter2}}\n"),
+            "is not JSON (line 1, column 1 of it)",
+        ),
+        (
+            format!("{SECRET}data: {{.dockerconfigjson: hunter2}}\n"),
+            "data: .dockerconfigjson is not base64 of text",
+        ),
+        (
+            format!("{SECRET}data: {{.dockercfg: hunter2}}\n"),
+            "data: .dockerconfigjson is missing",
+        ),
+        (
+            format!("{SECRET}data: {{.dockerconfigjson: [hunter2]}}\n"),
+            "data..dockerconfigjson: must be a string",
+        ),
+        (format!("{SECRET}data: hunter2\n"), "data: must be a map"),
+        (format!("{SECRET}password: hunter2\n"), "password: unknown field"),
+        (format!("{SECRET}data: {{.dockerconfigjson: hunter2\n"), "pod.yaml:"),
+        (
+            format!("{SECRET}data: {{a: hunter2, a: hunter2}}\n"),
+            "data.a: is given twice",
+        ),
+        (
+            "{apiVersion: v1, kind: secret, data: {a: hunter2}}\n".to_owned(),
+            "kind: unknown kind",
+        ),
+    ] {
+        let problems = problems(&text);
+        assert!(problems.contains(told), "no {told:?} in {problems}");
+        assert!(!problems.contains("hunter2"), "{problems}");
+    }
+}
+
 #[test]
 fn hostile_text_ends_soon() {
     let mut bombs = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");

@@ -8,6 +8,7 @@ use state::image::{ImageKind, ImageSpec};
 use state::pod::{PodKind, PodSpec};
 use state::resource::API_VERSION;
 use state::sandbox::{PodSandbox, SandboxGoal, SandboxKind, SandboxSpec};
+use state::secret::{Opened, SecretKind, SecretSpec};
 use state::{Kind, Meta, New, Object, Put, Reference};
 
 use super::{is_kind, unknown_kind, v1};
@@ -25,6 +26,7 @@ enum Wish {
     Sandbox(New<SandboxKind>),
     Container(New<ContainerKind>),
     Image(New<ImageKind>),
+    Secret(New<SecretKind>),
 }
 
 /// Checks all documents before the first is written.
@@ -33,9 +35,12 @@ pub(super) async fn apply(services: &Services, request: v1::ApplyRequest) -> Res
     for (i, document) in request.documents.iter().enumerate() {
         wishes.push(parse(&format!("documents[{i}]"), document)?);
     }
-    let mut applied = Vec::new();
-    for wish in wishes {
-        applied.push(match wish {
+    // Pods name secrets, wherever in a file these stand.
+    let mut order: Vec<_> = wishes.into_iter().enumerate().collect();
+    order.sort_by_key(|(_, wish)| !matches!(wish, Wish::Secret(_)));
+    let mut applied = vec![v1::Applied::default(); order.len()];
+    for (i, wish) in order {
+        applied[i] = match wish {
             Wish::Pod(new) => put(services, new, request.dry_run, change_pod).await?,
             Wish::Sandbox(new) => put(services, new, request.dry_run, change_sandbox).await?,
             Wish::Container(mut new) => {
@@ -43,7 +48,8 @@ pub(super) async fn apply(services: &Services, request: v1::ApplyRequest) -> Res
                 put(services, new, request.dry_run, change_container).await?
             }
             Wish::Image(new) => put(services, new, request.dry_run, change_image).await?,
-        });
+            Wish::Secret(new) => put(services, new, request.dry_run, change_secret).await?,
+        };
     }
     Ok(v1::ApplyResponse { applied })
 }
@@ -67,6 +73,7 @@ fn parse(field: &str, document: &v1::Document) -> Result<Wish> {
             Ok(())
         })
         .map(Wish::Image),
+        kind if is_kind::<SecretKind>(kind) => secret(field, document).map(Wish::Secret),
         kind => Err(unknown_kind(&format!("{field}.kind"), kind)),
     }
 }
@@ -78,15 +85,42 @@ fn record<K: Kind>(
     complete: impl FnOnce(&mut Meta, &K::Spec) -> Result<(), state::Error>,
 ) -> Result<New<K>> {
     let named = |problem: String| Error::invalid(format!("{field} ({})", K::KIND), problem);
-    let mut json: Value = serde_json::from_slice(&document.json).map_err(|error| named(error.to_string()))?;
+    let mut json = json(document).map_err(named)?;
+    let mut meta = meta(&mut json).map_err(named)?;
+    let spec: K::Spec = typed("spec", json["spec"].take()).map_err(named)?;
+    complete(&mut meta, &spec).map_err(|error| named(error.to_string()))?;
+    K::validate(&meta, &spec).map_err(|error| named(error.to_string()))?;
+    Ok(New { meta, spec })
+}
+
+/// A secret, which no error may quote.
+fn secret(field: &str, document: &v1::Document) -> Result<New<SecretKind>> {
+    let named = |problem: String| Error::invalid(format!("{field} ({})", SecretKind::KIND), problem);
+    let mut json = json(document).map_err(named)?;
+    let meta = meta(&mut json).map_err(named)?;
+    let opened: Opened = serde_json::from_value(json["spec"].take())
+        .map_err(|_| named("spec: must have a known type and a config, both text".to_owned()))?;
+    let spec = SecretSpec::from(opened);
+    SecretKind::validate(&meta, &spec).map_err(|error| named(error.to_string()))?;
+    Ok(New { meta, spec })
+}
+
+/// A document of our version; an object.
+fn json(document: &v1::Document) -> Result<Value, String> {
+    let json: Value = serde_json::from_slice(&document.json).map_err(|error| error.to_string())?;
+    if !json.is_object() {
+        return Err("must be an object with metadata and spec".to_owned());
+    }
     let version = json.get("apiVersion").and_then(Value::as_str).unwrap_or(API_VERSION);
     if version != API_VERSION {
-        return Err(named(format!("apiVersion: {version:?} is not {API_VERSION}")));
+        return Err(format!("apiVersion: {version:?} is not {API_VERSION}"));
     }
-    let mut part = |name: &str| json.get_mut(name).map(Value::take).unwrap_or_default();
-    let given: Meta = typed("metadata", part("metadata")).map_err(named)?;
-    let spec: K::Spec = typed("spec", part("spec")).map_err(named)?;
-    let mut meta = Meta {
+    Ok(json)
+}
+
+fn meta(json: &mut Value) -> Result<Meta, String> {
+    let given: Meta = typed("metadata", json["metadata"].take())?;
+    Ok(Meta {
         name: given.name,
         namespace: Some(given.namespace)
             .filter(|n| !n.is_empty())
@@ -94,10 +128,7 @@ fn record<K: Kind>(
         labels: given.labels,
         annotations: given.annotations,
         ..Meta::default()
-    };
-    complete(&mut meta, &spec).map_err(|error| named(error.to_string()))?;
-    K::validate(&meta, &spec).map_err(|error| named(error.to_string()))?;
-    Ok(New { meta, spec })
+    })
 }
 
 fn typed<T: serde::de::DeserializeOwned>(name: &str, value: Value) -> Result<T, String> {
@@ -271,6 +302,11 @@ fn change_container(meta: &Meta, old: &mut ContainerSpec, mut new: ContainerSpec
             "only goal, graceSeconds and resources can change; delete it first",
         ));
     }
+    *old = new;
+    Ok(())
+}
+
+fn change_secret(_: &Meta, old: &mut SecretSpec, new: SecretSpec) -> Result<(), state::Error> {
     *old = new;
     Ok(())
 }

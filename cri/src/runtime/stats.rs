@@ -117,6 +117,7 @@ pub(super) async fn ask(services: &Services, all: Vec<Arc<PodSandbox>>, detail: 
         sandboxes: all.iter().map(|(sandbox, _)| sandbox.meta.uid.clone()).collect(),
         containers: all.iter().flat_map(|(_, c)| c).map(|c| c.meta.uid.clone()).collect(),
         detail,
+        writable: false,
     };
     let answer = services.store.ask(ask).await?;
     Ok((all, answer))

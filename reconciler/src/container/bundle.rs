@@ -185,6 +185,7 @@ async fn configure(
     let stop_signal = spec::signal::stop_signal(&object.spec, &stand.config).map_err(refused)?;
     let cdi = spec::cdi::names(&object.spec.cdi_devices, &object.meta.annotations);
     let images = image_volumes::ensure(cx, sandbox, object, stand).await?;
+    let (mounts, devices) = sources(object, images, host).await?;
     let input = Input {
         sandbox,
         container: object,
@@ -203,8 +204,8 @@ async fn configure(
             resolv_conf: files.resolv_conf,
             shm: files.shm,
         },
-        mounts: spec::resolve_mounts(&object.spec.mounts, &images, host).map_err(refused)?,
-        devices: spec::resolve_devices(&object.spec.devices).map_err(refused)?,
+        mounts,
+        devices,
         cdi: spec::cdi::resolve(&cdi, &spec::cdi::DIRECTORIES).map_err(refused)?,
         volumes: volumes::ensure(cx, object, stand).await?,
         annotations: [(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal))].into(),
@@ -214,6 +215,24 @@ async fn configure(
     let spec = spec::build(&input).map_err(refused)?;
     let filter = filter(object, host)?;
     Ok((spec, filter))
+}
+
+/// What the host has at the paths that the record names. In a thread of its own: the file system there may hang.
+async fn sources(
+    object: &Container,
+    images: BTreeMap<usize, PathBuf>,
+    host: &HostFacts,
+) -> Result<(Vec<spec::ResolvedMount>, Vec<spec::ResolvedDevice>)> {
+    let (mounts, devices, host) = (object.spec.mounts.clone(), object.spec.devices.clone(), host.clone());
+    let found = tokio::task::spawn_blocking(move || {
+        let mounts = spec::resolve_mounts(&mounts, &images, &host)?;
+        Ok((mounts, spec::resolve_devices(&devices)?))
+    });
+    let found = found.await.map_err(|source| Error::Task {
+        op: "look at mount sources",
+        source,
+    })?;
+    found.map_err(refused)
 }
 
 async fn look_up_user(cx: &Context, object: &Container, stand: &Stand) -> Result<spec::ResolvedUser> {

@@ -59,10 +59,9 @@ fn mount(lower: &[PathBuf], target: &Path, user: Option<&UserPin>) -> content::R
         return mounts::mount_view(lower, target);
     };
     let pin = File::open(&user.path).map_err(content::Error::io("open", user.path.display()))?;
-    let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
     let mapping = Mapping {
         userns: pin.as_fd(),
-        root: (root(&user.uids), root(&user.gids)),
+        root: user.root(),
     };
     mounts::mount_view_mapped(lower, target, mapping)
 }

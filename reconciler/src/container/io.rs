@@ -68,7 +68,7 @@ impl Stage<ContainerKind> for Io {
         let sandbox = sandbox::of(cx, object)?;
         if let Some(log) = log::path(&sandbox, object) {
             let dir = log.parent().unwrap_or(&log);
-            cx.world.files.make_dir(dir, 0o755)?;
+            cx.world.files.make_their_dir(dir, 0o755).await?;
         }
         let fifos = cx.world.paths.fifos(&object.spec.sandbox, object.uid());
         cx.world.files.make_dir(&fifos, DIR_MODE)

@@ -4,10 +4,11 @@ use std::future::Future;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use shim::fault;
 use state::{Kind, Object};
 
 use crate::engine::Context;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How dangerous a step is to take without asking (the node-repair plan prints it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -132,10 +133,37 @@ impl<K: Kind, S: Stage<K>> AnyStage<K> for Listed<S> {
     }
 
     async fn act(&self, cx: &Context, object: &Object<K>, step: &Step) -> Result<()> {
-        S::act(cx, object, step).await
+        point::<K>(S::NAME, "act.before").await?;
+        S::act(cx, object, step).await?;
+        point::<K>(S::NAME, "act.after").await
     }
 
     async fn undo(&self, cx: &Context, object: &Object<K>) -> Result<Undone> {
-        S::undo(cx, object).await
+        point::<K>(S::NAME, "undo.before").await?;
+        let undone = S::undo(cx, object).await?;
+        point::<K>(S::NAME, "undo.after").await?;
+        Ok(undone)
+    }
+}
+
+/// A failpoint that holds up this task alone.
+async fn point<K: Kind>(stage: &str, place: &str) -> Result<()> {
+    if !fault::armed() {
+        return Ok(());
+    }
+    let name = format!("stage.{}.{stage}.{place}", K::KIND);
+    match fault::due(&name) {
+        None => Ok(()),
+        Some(fault::Action::Sleep(time)) => {
+            tokio::time::sleep(time).await;
+            Ok(())
+        }
+        Some(fault::Action::Hang) => {
+            while fault::due(&name) == Some(fault::Action::Hang) {
+                tokio::time::sleep(fault::LOOK).await;
+            }
+            Ok(())
+        }
+        Some(fault::Action::Error) => Err(Error::io("pass", &name)(fault::failure(&name))),
     }
 }

@@ -2,9 +2,11 @@
 
 use std::str::FromStr;
 
-use oci_spec::image::{Arch, Descriptor, Digest, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os};
+use oci_spec::image::{
+    Arch, Descriptor, Digest, History, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os,
+};
 use sha2::{Digest as _, Sha256};
-use state::image::ImageConfig;
+use state::image::{ImageConfig, ImageOrigin, ImageStep};
 
 use crate::world::linux::content::{Content, Error, Result, digest_of};
 
@@ -16,6 +18,11 @@ pub type ChainId = Digest;
 
 /// How deep indexes may nest.
 const NESTING: usize = 4;
+/// Steps of a history, and annotations, that are kept in mind.
+const STEPS: usize = 500;
+const ANNOTATIONS: usize = 64;
+/// Characters of a text for people.
+const TEXT: usize = 4096;
 /// What overlay can stack.
 const LAYERS: usize = 500;
 
@@ -220,6 +227,30 @@ impl Loaded {
     pub fn config(&self) -> ImageConfig {
         image_config(&self.configuration)
     }
+
+    /// What the image says of its making.
+    pub fn origin(&self) -> ImageOrigin {
+        let text = |text: &Option<String>| text.as_deref().map(bounded);
+        let c = &self.configuration;
+        let step = |step: &History| ImageStep {
+            created: text(step.created()),
+            created_by: text(step.created_by()),
+            author: text(step.author()),
+            comment: text(step.comment()),
+            empty_layer: step.empty_layer(),
+        };
+        let annotations = self.manifest.annotations().iter().flatten().take(ANNOTATIONS);
+        ImageOrigin {
+            created: text(c.created()),
+            author: text(c.author()),
+            architecture: c.architecture().to_string(),
+            os: c.os().to_string(),
+            variant: text(c.variant()),
+            diff_ids: self.diff_ids.iter().map(ToString::to_string).collect(),
+            history: c.history().iter().flatten().take(STEPS).map(step).collect(),
+            annotations: annotations.map(|(key, value)| (bounded(key), bounded(value))).collect(),
+        }
+    }
 }
 
 /// Follows indexes from `start` down to the manifest for `platform`, all in the content store. Answers the manifest's
@@ -307,6 +338,10 @@ pub fn chain_ids(diff_ids: &[Digest]) -> Vec<ChainId> {
         chain.push(next);
     }
     chain
+}
+
+fn bounded(text: &str) -> String {
+    text.chars().take(TEXT).collect()
 }
 
 /// The part of a configuration that running needs.

@@ -82,6 +82,11 @@ impl Stage<ImageKind> for Manifest {
         status.size = loaded.size();
         status.chain_ids = loaded.chain_ids.iter().map(ToString::to_string).collect();
         status.config = loaded.config();
+        // A new one only if it is another: statuses are compared.
+        let origin = loaded.origin();
+        if *status.origin != origin {
+            status.origin = origin.into();
+        }
     }
 
     async fn act(cx: &Context, object: &Image, _: &Step) -> Result<()> {

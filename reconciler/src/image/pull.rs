@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec};
 use state::pull::{PullFailure, PullKind, PullOutcome, PullSpec, PullStatus};
+use state::secret::PullSecret;
 use state::store::New;
 use state::{Image, Kind, Meta, Owner, Pull, Reference};
 
@@ -142,7 +143,7 @@ fn done(image: &Image) -> PullOutcome {
 
 /// An imported image stands in where no registry gives it.
 fn refused(object: &Pull, failure: &Failure, local: Option<&Image>) -> PullOutcome {
-    let (why, message) = (failure.why(), failure.to_string());
+    let (why, mut message) = (failure.why(), failure.to_string());
     let elsewhere = matches!(
         why,
         PullFailure::NotFound | PullFailure::PermissionDenied | PullFailure::RegistryUnavailable
@@ -151,11 +152,28 @@ fn refused(object: &Pull, failure: &Failure, local: Option<&Image>) -> PullOutco
         tracing::info!(image = object.spec.image, "the imported image is taken: {message}");
         return done(image);
     }
+    // Registries answer "not found" to those who may not see what is there.
+    if matches!(why, PullFailure::NotFound | PullFailure::PermissionDenied) {
+        message.push_str(&unknown_secrets(&object.spec.secrets));
+    }
     tracing::warn!(image = object.spec.image, ?why, "pull failed: {message}");
     PullOutcome::Failed { why, message }
 }
 
-/// Those of the request, then those of this node.
+fn unknown_secrets(secrets: &[PullSecret]) -> String {
+    let unknown = secrets.iter().filter(|secret| secret.found.is_none());
+    let names: Vec<_> = unknown.map(|secret| secret.name.as_str()).collect();
+    match names[..] {
+        [] => String::new(),
+        _ => format!(
+            "; imagePullSecrets {}: not known to this daemon, which keeps secrets in memory only: apply the file with \
+             this Secret (again), and the pull is tried at once",
+            names.join(", ")
+        ),
+    }
+}
+
+/// Those of the request, then the pod's secrets, then those of this node.
 async fn credentials(spec: &PullSpec, reference: &Reference) -> Result<Vec<Credential>, String> {
     let mut all = Vec::new();
     for auth in &spec.credentials {
@@ -169,12 +187,23 @@ async fn credentials(spec: &PullSpec, reference: &Reference) -> Result<Vec<Crede
         };
         all.extend(Credential::from_auth_config(&auth.source, &config).map_err(|e| e.to_string())?);
     }
-    if spec.node_credentials {
-        let (found, unread) = Keyring::of_user(Vec::new()).matching(reference).await;
-        all.extend(found);
-        for problem in unread {
-            tracing::warn!("registry credentials: {problem}");
-        }
+    let secret = |secret: &PullSecret| {
+        let config = &secret.found.as_ref()?.spec.config;
+        let source = format!("imagePullSecrets {}", secret.name);
+        Some((source, config.reveal().as_bytes().to_vec()))
+    };
+    let secrets = spec.secrets.iter().filter_map(secret).collect();
+    let keyring = match spec.node_credentials {
+        true => Keyring::of_user(secrets),
+        false => Keyring {
+            secrets,
+            files: Vec::new(),
+        },
+    };
+    let (found, unread) = keyring.matching(reference).await;
+    all.extend(found);
+    for problem in unread {
+        tracing::warn!("registry credentials: {problem}");
     }
     Ok(all)
 }
@@ -280,7 +309,7 @@ pub async fn again(cx: &Context, object: &Image) -> Result<()> {
         .iter()
         .find(|pull| !pull.meta.deleted() && pull.spec.image == image)
     else {
-        start(cx, owner(object), image.clone(), &image, 0).await?;
+        start(cx, owner(object), image.clone(), &image, 0, Vec::new()).await?;
         return Err(pending());
     };
     let Some(outcome) = &pull.status.outcome else {
@@ -304,8 +333,16 @@ fn owner(object: &Image) -> Owner {
     }
 }
 
-/// Starts a pull for a Pod or an Image, with the credentials of this node. `tries` have failed before.
-pub async fn start(cx: &Context, owner: Owner, name: String, image: &str, tries: u32) -> Result<()> {
+/// Starts a pull for a Pod or an Image, with these secrets and then the credentials of this node. `tries` have failed
+/// before.
+pub async fn start(
+    cx: &Context,
+    owner: Owner,
+    name: String,
+    image: &str,
+    tries: u32,
+    secrets: Vec<PullSecret>,
+) -> Result<()> {
     let meta = Meta {
         name,
         owner: Some(owner),
@@ -313,6 +350,7 @@ pub async fn start(cx: &Context, owner: Owner, name: String, image: &str, tries:
     };
     let spec = PullSpec {
         image: image.to_owned(),
+        secrets,
         node_credentials: true,
         tries,
         ..PullSpec::default()

@@ -2,7 +2,7 @@
 
 pub mod sample;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use state::Node;
@@ -14,6 +14,7 @@ use crate::container::spec::HostFacts;
 use crate::engine::controller::Next;
 use crate::engine::{Context, conditions};
 use crate::error::{Error, Result};
+use crate::world::linux::mounts::UserFiles;
 
 /// How often disk usage of the image store is counted while somebody runs the daemon.
 const SAMPLE: Duration = Duration::from_secs(60);
@@ -74,12 +75,24 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         Ok(()) => conditions::holds("OverlayWorks"),
         Err(why) => conditions::fails("OverlayWorks", "RootFileSystemsAreCopies", why, false),
     });
-    all.extend(store_conditions(cx.opened.clone()));
-    conditions::keep_since(&mut all, &old.conditions, now);
     let host = HostFacts::read()
         .map_err(std::io::Error::other)
         .map_err(Error::io("look at", "the host"))?;
-    let user_namespaces = user_namespaces(cx, host.kernel).await?;
+    let user_files = user_files(cx, host.kernel).await;
+    all.push(match user_files {
+        UserFiles::Mapped => conditions::holds("OwnersMappable"),
+        UserFiles::Copied => {
+            let why = "the root's file system has no id-mapped mounts: the root file system of a pod with a user \
+                       namespace is a copy with other owners";
+            conditions::fails("OwnersMappable", "RootFileSystemsAreCopies", why, false)
+        }
+        UserFiles::None => {
+            let why = "this kernel makes no user namespaces, or lacks id-mapped mounts (Linux 5.19)";
+            conditions::fails("OwnersMappable", "NoUserNamespaces", why, false)
+        }
+    });
+    all.extend(store_conditions(cx.opened.clone()));
+    conditions::keep_since(&mut all, &old.conditions, now);
     let (bytes, inodes) = cx.world.images.usage().await?;
     let status = NodeStatus {
         observed_generation: object.meta.generation,
@@ -93,7 +106,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
         image_sampled: now,
         network: cx.world.network.describe(),
         recursive_read_only: host.recursive_read_only(),
-        user_namespaces,
+        user_namespaces: user_files != UserFiles::None,
     };
     let same = NodeStatus {
         image_sampled: old.image_sampled,
@@ -105,14 +118,12 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
     Ok(Next::Again(SAMPLE))
 }
 
-/// Can pods have user namespaces? It takes overlay with id-mapped layers (Linux 5.19), and the store's file system.
-async fn user_namespaces(cx: &Context, kernel: (u32, u32)) -> Result<bool> {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    if let Some(known) = KNOWN.get() {
-        return Ok(*known);
+/// What pods with user namespaces get. Their volumes take id-mapped mounts whatever the root lies on (Linux 5.19).
+async fn user_files(cx: &Context, kernel: (u32, u32)) -> UserFiles {
+    match kernel >= (5, 19) {
+        true => cx.world.mounts.user_files().await,
+        false => UserFiles::None,
     }
-    let found = kernel >= (5, 19) && cx.world.mounts.can_map().await;
-    Ok(*KNOWN.get_or_init(|| found))
 }
 
 fn store_conditions(opened: Opened) -> Vec<Condition> {

@@ -24,6 +24,8 @@ const FRESH: Duration = Duration::from_millis(500);
 const COUNTED: Duration = Duration::from_secs(10);
 /// How long an answer waits for counts that are due; after that the ones before are told.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// The same for the sum of all layers, which the first count must not miss.
+const PATIENCE_ALL: Duration = Duration::from_secs(5);
 /// What nobody asked for so long is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 
@@ -99,17 +101,38 @@ impl Sampler {
     async fn answer(self: Arc<Self>, ask: &Ask) -> Answer {
         let containers: Vec<Target> = ask.containers.iter().filter_map(|uid| self.target(uid)).collect();
         let pods: Vec<Pod> = ask.sandboxes.iter().filter_map(|uid| self.pod(uid)).collect();
-        let counts = self.clone().count(&containers);
+        let mut layers: Vec<_> = containers.iter().map(|c| (c.uid.clone(), c.upper.clone())).collect();
+        let writable = ask.writable.then(|| self.writable());
+        layers.extend(writable.clone().unwrap_or_default());
+        let patience = if ask.writable { PATIENCE_ALL } else { PATIENCE };
+        let counts = self.clone().count(&layers);
         let (sampler, detail) = (self.clone(), ask.detail);
         let read = tokio::task::spawn_blocking(move || sampler.read(&containers, &pods, detail)).await;
         // Late ones go on, and are told the next time.
-        let _ = tokio::time::timeout(PATIENCE, counts).await;
+        let _ = tokio::time::timeout(patience, counts).await;
         let mut answer = read.unwrap_or_default();
         let layers = lock(&self.layers);
         for (uid, usage) in &mut answer.containers {
             usage.layer = layers.get(uid).and_then(|layer| layer.counted).map(|(_, count)| count);
         }
+        answer.writable = writable.map(|all| {
+            let counted = all.iter().filter_map(|(uid, _)| layers.get(uid)?.counted);
+            counted.fold(DiskUsage::default(), |sum, (_, one)| DiskUsage {
+                at: sum.at.max(one.at),
+                bytes: sum.bytes.saturating_add(one.bytes),
+                inodes: sum.inodes + one.inodes,
+            })
+        });
         answer
+    }
+
+    /// Every container's writable layer.
+    fn writable(&self) -> Vec<(String, PathBuf)> {
+        let all = self.cx.store.list::<ContainerKind>();
+        let upper = |object: &Arc<Container>| upper(&self.cx, object);
+        all.iter()
+            .map(|object| (object.uid().to_owned(), upper(object)))
+            .collect()
     }
 
     fn target(&self, uid: &str) -> Option<Target> {
@@ -120,7 +143,7 @@ impl Sampler {
             uid: uid.to_owned(),
             path: container::cgroup_path(&self.cx, &sandbox, &object),
             pid: object.status.pid,
-            upper: container::dir(&self.cx.world.paths, &object).join("upper"),
+            upper: upper(&self.cx, &object),
         })
     }
 
@@ -225,17 +248,17 @@ impl Sampler {
     }
 
     /// Counts the layers that are due, one after the other; the future ends when this is done.
-    fn count(self: Arc<Self>, containers: &[Target]) -> impl Future<Output = ()> + use<> {
+    fn count(self: Arc<Self>, all: &[(String, PathBuf)]) -> impl Future<Output = ()> + use<> {
         let due: Vec<(String, PathBuf)> = {
             let mut layers = lock(&self.layers);
-            let due = containers.iter().filter(|target| {
-                let layer = layers.entry(target.uid.clone()).or_default();
+            let due = all.iter().filter(|(uid, _)| {
+                let layer = layers.entry(uid.clone()).or_default();
                 let old = layer.counted.is_none_or(|(at, _)| at.elapsed() >= COUNTED);
                 let due = old && !layer.counting;
                 layer.counting |= due;
                 due
             });
-            due.map(|target| (target.uid.clone(), target.upper.clone())).collect()
+            due.cloned().collect()
         };
         let counting = (!due.is_empty()).then(|| {
             tokio::task::spawn_blocking(move || {
@@ -271,6 +294,10 @@ impl Sampler {
         let recent = |layer: &Layer| layer.counted.is_some_and(|(at, _)| at.elapsed() < FORGOTTEN);
         lock(&self.layers).retain(|_, layer| layer.counting || recent(layer));
     }
+}
+
+fn upper(cx: &Context, object: &Container) -> PathBuf {
+    container::dir(&cx.world.paths, object).join("upper")
 }
 
 fn running(container: &Container) -> Option<()> {

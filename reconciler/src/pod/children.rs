@@ -9,7 +9,7 @@ use state::store::New;
 use state::{Kind, Owner, Pod, Reference};
 
 use super::decide::{Child, Decision, View, Wish, decide};
-use super::{build, pulls, users};
+use super::{build, pulls, secrets, users};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
@@ -45,6 +45,7 @@ fn view(cx: &Context, object: &Pod) -> View {
         containers,
         images: wished.filter_map(|c| record(&c.image)).collect(),
         pulls: cx.store.owned::<PullKind>(object.uid()),
+        secrets: secrets::of(&cx.store, object),
         now: cx.world.clock.now_ns(),
     }
 }
@@ -141,7 +142,8 @@ async fn fulfil(cx: &Context, pod: &Pod, wish: Wish) -> Result<()> {
         } => {
             let name = pulls::name(&container, attempt);
             forget_pull(cx, pod, &name).await?;
-            pull::start(cx, owner(pod), name, &image, tries).await
+            let secrets = secrets::of(&cx.store, pod);
+            pull::start(cx, owner(pod), name, &image, tries, secrets).await
         }
         Wish::Refuse { why } => Err(Error::Refused(why)),
         Wish::StopContainer { uid } => {

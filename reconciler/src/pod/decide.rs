@@ -7,6 +7,7 @@ use std::time::Duration;
 use state::container::{ContainerGoal, ContainerPhase};
 use state::pod::{PodContainer, PodContainerStatus, PodPhase, PodStatus, RestartPolicy};
 use state::sandbox::{SandboxGoal, SandboxPhase};
+use state::secret::PullSecret;
 use state::{Container, Image, Pod, PodSandbox, Pull};
 
 use super::build::is_current;
@@ -77,6 +78,8 @@ pub struct View {
     pub images: HashMap<String, Arc<Image>>,
     /// Pulls for this pod.
     pub pulls: Vec<Arc<Pull>>,
+    /// What it names as `imagePullSecrets`.
+    pub secrets: Vec<PullSecret>,
     /// ns since the epoch
     pub now: i64,
 }
@@ -480,6 +483,7 @@ mod tests {
             containers: vec![],
             images: HashMap::from([("localhost/hello".to_owned(), image)]),
             pulls: vec![],
+            secrets: vec![],
             now: 0,
         }
     }

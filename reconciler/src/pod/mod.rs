@@ -11,6 +11,7 @@ mod build;
 mod children;
 mod decide;
 mod pulls;
+pub mod secrets;
 mod users;
 mod volumes;
 

@@ -99,6 +99,8 @@ fn pulled(member: &Member, view: &View, image: String, ready: bool) -> Stand {
         Some(PullOutcome::Done { .. }) if ready => Stand::Here,
         // Removed since.
         Some(PullOutcome::Done { .. }) => start(image, 0),
+        // Somebody gave, changed or took back a secret since: that may be the cure.
+        Some(PullOutcome::Failed { .. }) if pull.spec.secrets != view.secrets => start(image, 0),
         Some(PullOutcome::Failed { message, .. }) => {
             let delay = backoff(pull.spec.tries);
             let past = u64::try_from(view.now.saturating_sub(pull.status.finished_at)).unwrap_or(0);
@@ -212,6 +214,7 @@ mod tests {
                 .into_iter()
                 .collect::<HashMap<_, _>>(),
             pulls,
+            secrets: vec![],
             now: 5 * S,
         };
         let decision = decide(&Pod::new(Meta::default(), spec, PodStatus::default()), &view);

@@ -10,6 +10,7 @@ use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::Result;
 use crate::world::Paths;
+use crate::world::linux::mounts::UserFiles;
 use crate::world::paths::DIR_MODE;
 
 pub struct Files;
@@ -93,9 +94,14 @@ impl Stage<SandboxKind> for Files {
             "" => host_name(cx)?,
             name => name.to_owned(),
         };
-        make(cx, &files.hostname, || Ok(format!("{name}\n").into_bytes()))?;
-        make(cx, &files.hosts, || host_file(cx, "/etc/hosts"))?;
-        make(cx, &files.resolv_conf, || match &object.spec.dns {
+        let owner = match crate::sandbox::pins(&cx.world.paths, object).user {
+            // Elsewhere the mounts show root's files as the namespace's root's.
+            Some(user) if cx.world.mounts.user_files().await == UserFiles::Copied => user.root(),
+            _ => (0, 0),
+        };
+        make(cx, &files.hostname, owner, || Ok(format!("{name}\n").into_bytes()))?;
+        make(cx, &files.hosts, owner, || host_file(cx, "/etc/hosts"))?;
+        make(cx, &files.resolv_conf, owner, || match &object.spec.dns {
             None => host_file(cx, "/etc/resolv.conf"),
             Some(dns) => Ok(resolv_conf(dns).into_bytes()),
         })?;
@@ -119,11 +125,11 @@ impl Stage<SandboxKind> for Files {
     }
 }
 
-fn make(cx: &Context, path: &Path, text: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+fn make(cx: &Context, path: &Path, owner: (u32, u32), text: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
     if cx.world.files.exists(path) {
         return Ok(());
     }
-    cx.world.files.replace(path, &text()?)
+    cx.world.files.replace_for(path, &text()?, owner)
 }
 
 fn host_name(cx: &Context) -> Result<String> {

@@ -7,7 +7,7 @@ use state::sandbox::{SandboxKind, SandboxStatus};
 use super::{cgroup_path, netns, shares_pid};
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
-use crate::error::{Error, Result};
+use crate::error::{Class, Error, Result};
 use crate::world::Paths;
 use crate::world::linux::shims::fault;
 
@@ -55,7 +55,12 @@ impl Stage<SandboxKind> for Pause {
         let dir = paths.pod(object.uid());
         let pod = &object.spec.pod;
         let client = cx.world.shims.ensure(&pod.namespace, &pod.name, object.uid()).await?;
-        if matches!(step, Step::Remake(_)) {
+        // Also one whose making was cut short: an end stands in its record, and a record takes one life.
+        let ended = Self::observe(cx, object)
+            .await?
+            .run
+            .is_some_and(|run| run.end.is_some());
+        if ended || matches!(step, Step::Remake(_)) {
             client
                 .delete(shim::PAUSE)
                 .await
@@ -75,10 +80,19 @@ impl Stage<SandboxKind> for Pause {
             cgroup: cgroup_path(cx, object, object.uid()),
             hostname: String::new(),
         };
-        let started = client
-            .pause(request)
-            .await
-            .map_err(fault("start pause", object.uid()))?;
+        let started = client.pause(request).await.map_err(|e| {
+            let by_caller = e.code() == Some(shim::Code::InvalidArgument);
+            match fault("start pause", object.uid())(e) {
+                // Nothing in it is the caller's, so it may well start the next time.
+                Error::Shim { op, id, problem, .. } if !by_caller => Error::Shim {
+                    op,
+                    id,
+                    problem,
+                    class: Class::Transient,
+                },
+                other => other,
+            }
+        })?;
         tracing::info!(pid = started.pid, "pause started");
         Ok(())
     }

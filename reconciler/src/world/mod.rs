@@ -28,11 +28,13 @@ use crate::error::Result;
 use crate::image::manifest::Loaded;
 use linux::clock::Clock;
 use linux::garbage::Roots;
+use linux::mounts::UserFiles;
 use linux::netns::{Kind, Pin, Pins, UserPin};
 use linux::network::{self, Attachment, Drift, Ready, State, Want};
 use linux::passwd::{ResolvedUser, UserRequest};
 use linux::pull::{Failure, Progress, Pulled};
 use linux::registry::{Access, Ignored};
+use linux::unpack::Form;
 
 /// Every part of the node that the stages may touch.
 pub struct World {
@@ -64,11 +66,20 @@ pub trait Files: Send + Sync {
     fn read(&self, path: &Path) -> Result<Option<Vec<u8>>>;
     /// Writes under a temporary name and renames. Not flushed.
     fn replace(&self, path: &Path, text: &[u8]) -> Result<()>;
+    /// The same, for a file that belongs to this user and group.
+    fn replace_for(&self, path: &Path, text: &[u8], owner: (u32, u32)) -> Result<()> {
+        let _ = owner; // only a real node has owners
+        self.replace(path, text)
+    }
     /// Absent is success.
     fn unlink(&self, path: &Path) -> Result<()>;
     fn exists(&self, path: &Path) -> bool;
     /// Makes a directory and its parents; one that is there stays as it is.
     fn make_dir(&self, path: &Path, mode: u32) -> Result<()>;
+    /// The same in a tree of the caller's, whose file system may hang.
+    async fn make_their_dir(&self, path: &Path, mode: u32) -> Result<()> {
+        self.make_dir(path, mode)
+    }
     fn set_mode(&self, path: &Path, mode: u32) -> Result<()>;
     /// The children of a directory, by name; an absent one has none.
     fn list(&self, dir: &Path) -> Result<Vec<Entry>>;
@@ -123,8 +134,8 @@ pub trait Mounts: Send + Sync {
     fn clear_scratch(&self, path: &Path) -> Result<()>;
     /// Why overlay does not work on the root, if it does not: each root file system is a copy then.
     fn overlay(&self) -> std::result::Result<(), String>;
-    /// Do id-mapped mounts work on the root?
-    async fn can_map(&self) -> bool;
+    /// What pods with a user namespace get on the root.
+    async fn user_files(&self) -> UserFiles;
 }
 
 /// Namespaces, pinned by bind mounts.
@@ -323,8 +334,12 @@ impl World {
         let cgroups = Arc::new(linux::cgroup::Cgroups::detect()?);
         let clock = Clock::read()?;
         let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
-        let images = linux::images::Images::open(&paths.root, shim.clone(), registry, &clock.boot_id)?;
         let mounts = linux::mounts::Mounts::open(&paths.root, shim.clone());
+        let form = match mounts.overlay() {
+            Ok(()) => Form::Stacked,
+            Err(_) => Form::Whole,
+        };
+        let images = linux::images::Images::open(&paths.root, shim.clone(), registry, &clock.boot_id, form)?;
         if let Err(why) = mounts.overlay() {
             tracing::warn!("{why}: root file systems are copies of their images");
         }

@@ -108,7 +108,7 @@ async fn by_http() {
 /// An authority; from it a server's certificate for 127.0.0.1 and a client's.
 fn certificates(dir: &Path) {
     let script = "set -e; openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 \
-        -subj /CN=authority -keyout ca.key -out ca.crt; printf 'subjectAltName=IP:127.0.0.1' > san; \
+        -subj /CN=authority-$$ -keyout ca.key -out ca.crt; printf 'subjectAltName=IP:127.0.0.1' > san; \
         for name in server client; do openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=$name \
         -keyout $name.key -out $name.csr; openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial \
         -days 2 -extfile san -out $name.crt; done";
@@ -151,4 +151,28 @@ async fn by_tls_with_an_authority_and_a_client_certificate() {
     assert!(unknown.to_string().contains("UnknownIssuer"), "{unknown}");
     write(&format!("ca = \"{}\"\n", place("ca.crt")));
     there_and_back(&registry, &daemon.host, dir.path()).await;
+}
+
+/// Of several certificates the one is shown that the server's authority has issued, wherever it stands.
+#[tokio::test]
+async fn every_client_certificate_is_thought_of() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    certificates(dir.path());
+    certificates(other.path());
+    let daemon = daemon(dir.path(), true);
+    // The authorities' names tell them apart.
+    let root = dir.path().join("docker/certs.d");
+    let hosts = root.join(&daemon.host);
+    fs::create_dir_all(&hosts).unwrap();
+    fs::copy(dir.path().join("ca.crt"), hosts.join("ca.crt")).unwrap();
+    for (name, from) in [("a", &other), ("b", &dir), ("c", &other)] {
+        fs::copy(from.path().join("client.crt"), hosts.join(format!("{name}.cert"))).unwrap();
+        fs::copy(from.path().join("client.key"), hosts.join(format!("{name}.key"))).unwrap();
+    }
+    there_and_back(&client_with(vec![root.clone()]), &daemon.host, dir.path()).await;
+    fs::remove_file(hosts.join("b.cert")).unwrap();
+    let refused = client_with(vec![root])
+        .resolve(&access(&format!("{}/a/b:t", daemon.host)))
+        .await;
+    assert!(refused.is_err(), "the others' certificates were taken");
 }

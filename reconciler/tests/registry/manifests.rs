@@ -152,6 +152,16 @@ async fn busy_and_failing_servers_are_asked_again() {
     assert!(began.elapsed().as_millis() >= 2000, "Retry-After was not honoured");
     assert_eq!(server.take_seen().len(), 3);
 
+    server.fault("HEAD", Fault::LaterDate(429), 1);
+    let began = std::time::Instant::now();
+    registry.resolve(&access).await.unwrap();
+    // The back-off would be half a second.
+    assert!(
+        began.elapsed().as_millis() >= 1000,
+        "Retry-After with a date was not honoured"
+    );
+    assert_eq!(server.take_seen().len(), 2);
+
     server.fault("HEAD", Fault::Later(429, 0), 99);
     let error = registry.resolve(&access).await.unwrap_err();
     assert_eq!(error.class(), Class::Unavailable, "{error}");

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use prost::Message;
-use shim::Code;
 use shim::api::{self, Phase, Request};
+use shim::{Code, fault};
 
 use super::{Refusal, Service, internal, invalid};
 use crate::log::Log;
@@ -99,6 +99,7 @@ impl Service {
         let Ok(proc) = self.find(&request.id) else {
             return Some(Vec::new());
         };
+        fault::point("shim.delete.before");
         proc.deletes.push(caller);
         if proc.phase != Phase::Stopping {
             proc.kill_at = Some(0);
@@ -133,6 +134,7 @@ impl Service {
             let (id, count) = (proc.id(), self.procs.len());
             return Err((Code::FailedPrecondition, format!("{count} processes live, {id} first")));
         }
+        fault::point("shim.shutdown.before");
         self.is_ending = true;
         Ok(Vec::new())
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 use shim::api::{self, Phase, RunRequest, Started, Task};
 use shim::record::{self, End};
-use shim::{Code, PAUSE};
+use shim::{Code, PAUSE, fault};
 
 use super::{Of, Refusal, Service, internal, invalid};
 use crate::r#become::message;
@@ -21,6 +21,7 @@ const PROCESSES: usize = 256;
 
 impl Service {
     pub(super) fn start_pause(&mut self, caller: Caller, request: api::PauseRequest) -> Result<(), Refusal> {
+        fault::point("shim.pause.before");
         absolute("record", &request.record)?;
         self.is_new(PAUSE, &request.record, false)?;
         let task = Task {
@@ -51,6 +52,7 @@ impl Service {
     }
 
     pub(super) fn start_run(&mut self, caller: Caller, request: RunRequest) -> Result<(), Refusal> {
+        fault::point("shim.run.before");
         for (name, path) in [
             ("bundle", &request.bundle),
             ("record", &request.record),
@@ -81,6 +83,7 @@ impl Service {
         };
         // Before anything of it exists: a successor must know what to remove.
         process::save(&self.dir, &task).map_err(internal)?;
+        fault::point("shim.run.saved");
         let stdio = match process::make_stdio(&request, needs.owner()) {
             Ok(stdio) => stdio,
             Err(error) => {
@@ -185,6 +188,7 @@ impl Service {
             .map_err(internal)?;
         if sys::fork().map_err(internal)? == 0 {
             die_with(shim);
+            fault::point("shim.maker.before");
             sys::keep_only(&[keep, &[theirs.as_raw_fd()]].concat());
             if let Err(error) = process::hold_making(&dir, &id) {
                 crate::r#become::fail(theirs.as_raw_fd(), &format!("{}: {error}", dir.display()));
@@ -192,6 +196,7 @@ impl Service {
             maker(theirs);
             sys::exit(1);
         }
+        fault::point("shim.start.forked");
         let mut proc = Proc::new(key, task);
         proc.channel = Some(ours);
         proc.run = Some(caller);
@@ -254,6 +259,7 @@ impl Service {
             proc.is_dead |= status.is_some();
             proc.failed(&dir, &error);
         } else {
+            fault::point("shim.start.made");
             proc.phase = Phase::Running;
             if let Some(status) = status {
                 proc.ended(&dir, End::from_wait(status, false, sys::now()));

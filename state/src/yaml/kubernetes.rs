@@ -79,6 +79,7 @@ forms! {
         containers: Vec<Container>,
         init_containers: List<Container>,
         volumes: List<Volume>,
+        image_pull_secrets: List<LocalObjectReference>,
         restart_policy: Text,
         hostname: Text,
         host_network: Option<bool>,
@@ -102,7 +103,6 @@ forms! {
         ephemeral_containers: Given,
         host_aliases: Given,
         hostname_override: Given,
-        image_pull_secrets: Given,
         node_name: Given,
         node_selector: Given,
         overhead: Given,
@@ -120,6 +120,9 @@ forms! {
         subdomain: Given,
         tolerations: Given,
         topology_spread_constraints: Given,
+    }
+    LocalObjectReference {
+        name: String,
     }
     Os {
         name: String,

@@ -16,7 +16,7 @@ use super::Reader;
 use super::kubernetes as k8s;
 use super::locate::At;
 use crate::error::Error;
-use crate::pod::{PodContainer, PodKind, PodSpec, RestartPolicy};
+use crate::pod::{PodContainer, PodKind, PodSpec, RestartPolicy, SecretRef};
 use crate::resource::{Kind, Meta};
 use crate::sandbox::{Dns, NamespaceMode, Namespaces};
 use crate::store::New;
@@ -89,7 +89,7 @@ impl Reader<'_> {
         found
     }
 
-    fn pod_meta(&mut self, meta: k8s::ObjectMeta) -> Meta {
+    pub(super) fn pod_meta(&mut self, meta: k8s::ObjectMeta) -> Meta {
         self.unsupported("metadata", &[("generateName", meta.generate_name.is_some())]);
         self.meaningless(
             "metadata",
@@ -145,7 +145,6 @@ impl Reader<'_> {
                     spec.automount_service_account_token == Some(true),
                 ),
                 ("enableServiceLinks", spec.enable_service_links == Some(true)),
-                ("imagePullSecrets", spec.image_pull_secrets.is_some()),
                 ("nodeName", spec.node_name.is_some()),
                 ("nodeSelector", spec.node_selector.is_some()),
                 ("overhead", spec.overhead.is_some()),
@@ -196,6 +195,7 @@ impl Reader<'_> {
         let init_containers = containers("initContainers", spec.init_containers.unwrap_or_default());
         let containers = containers("containers", spec.containers);
         let volumes = spec.volumes.unwrap_or_default().into_iter().enumerate();
+        let secrets = spec.image_pull_secrets.unwrap_or_default().into_iter();
         PodSpec {
             restart_policy,
             init_containers,
@@ -203,6 +203,7 @@ impl Reader<'_> {
             volumes: volumes
                 .filter_map(|(i, v)| self.volume(&format!("spec.volumes[{i}]"), v))
                 .collect(),
+            image_pull_secrets: secrets.map(|secret| SecretRef { name: secret.name }).collect(),
             hostname: spec.hostname.unwrap_or_default(),
             host_network: spec.host_network.unwrap_or(false),
             host_pid: spec.host_pid.unwrap_or(false),

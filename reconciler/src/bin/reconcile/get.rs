@@ -140,7 +140,7 @@ type Row = fn(&Value, bool, &HashMap<String, String>) -> Vec<String>;
 async fn table(client: &Client, kind: Kind, records: &[Value], args: &Get) -> Result<Table> {
     let wide = args.output == Format::Wide;
     let other = |r: &Value| !matches!(text(&r["metadata"]["namespace"]), "" | "default");
-    let namespaced = matches!(kind, Kind::Pod | Kind::Sandbox | Kind::Container);
+    let namespaced = matches!(kind, Kind::Pod | Kind::Sandbox | Kind::Container | Kind::Secret);
     let namespace = namespaced && (args.all_namespaces || wide || records.iter().any(other));
     let pods = if kind == Kind::Container {
         pods_of(client).await?
@@ -172,6 +172,7 @@ async fn table(client: &Client, kind: Kind, records: &[Value], args: &Get) -> Re
         ),
         Kind::Image if wide => (&["IMAGE", "TAG", "IMAGE ID", "SIZE", "STATE", "AGE", "MESSAGE"], image),
         Kind::Image => (&["IMAGE", "TAG", "IMAGE ID", "SIZE", "STATE"], image),
+        Kind::Secret => (&["NAME", "TYPE", "AGE"], secret),
         Kind::Node => (&["NAME", "READY", "NETWORK", "ROOT", "AGE"], node),
         Kind::Debt => (&["NAME", "PART", "OBJECT", "ATTEMPTS", "AGE", "REASON"], debt),
     };
@@ -311,6 +312,14 @@ fn split(name: &str) -> (&str, &str) {
         Some((repository, tag)) if !tag.contains('/') => (repository, tag),
         _ => (name, "<none>"),
     }
+}
+
+fn secret(record: &Value, _: bool, _: &HashMap<String, String>) -> Vec<String> {
+    vec![
+        text(&record["metadata"]["name"]).to_owned(),
+        text(&record["spec"]["type"]).to_owned(),
+        born(record),
+    ]
 }
 
 fn node(record: &Value, _: bool, _: &HashMap<String, String>) -> Vec<String> {

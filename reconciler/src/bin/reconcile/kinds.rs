@@ -15,12 +15,13 @@ pub enum Kind {
     Sandbox,
     Container,
     Image,
+    Secret,
     Node,
     Debt,
 }
 
 /// For help texts.
-pub const KINDS: &str = "pod (po), podsandbox (sandbox, sb), container (ctr), image (img), node (no) or debt";
+pub const KINDS: &str = "pod (po), podsandbox (sandbox, sb), container (ctr), image (img), secret, node (no) or debt";
 
 impl Kind {
     /// As it stands in records.
@@ -30,6 +31,7 @@ impl Kind {
             Kind::Sandbox => "PodSandbox",
             Kind::Container => "Container",
             Kind::Image => "Image",
+            Kind::Secret => "Secret",
             Kind::Node => "Node",
             Kind::Debt => "Debt",
         }
@@ -56,7 +58,7 @@ impl Kind {
                 let same = |r: Reference| r.to_string() == text(&meta["name"]);
                 id(image) || id(image.trim_start_matches("sha256:")) || Reference::parse(name, "image").is_ok_and(same)
             }
-            Kind::Pod | Kind::Node | Kind::Debt => false,
+            Kind::Pod | Kind::Secret | Kind::Node | Kind::Debt => false,
         }
     }
 }
@@ -70,6 +72,7 @@ impl FromStr for Kind {
             "podsandbox" | "podsandboxes" | "sandbox" | "sandboxes" | "sb" => Kind::Sandbox,
             "container" | "containers" | "ctr" | "ctrs" => Kind::Container,
             "image" | "images" | "img" | "imgs" => Kind::Image,
+            "secret" | "secrets" => Kind::Secret,
             "node" | "nodes" | "no" => Kind::Node,
             "debt" | "debts" => Kind::Debt,
             _ => return Err(format!("unknown kind; it must be {KINDS}")),

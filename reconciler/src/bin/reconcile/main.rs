@@ -124,6 +124,9 @@ fn start(cli: &Cli) -> Result<ExitCode> {
         Some(Command::Serve) => "info,netlink_proto=error",
         _ => "warn,reconciler::engine=error,netlink_proto=error",
     })?;
+    if shim::fault::armed() {
+        state::fault::watch(shim::fault::point);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(command(cli, &global))
 }

@@ -88,7 +88,7 @@ async fn in_foreground(client: &Client, args: &Run, records: &[Record], mut sign
 async fn make_way(client: &Client, args: &Run, would: &[Applied]) -> Result<()> {
     let taken = would
         .iter()
-        .filter(|one| one.outcome() != Outcome::Created && one.kind != Kind::Image.name());
+        .filter(|one| one.outcome() != Outcome::Created && !shared(one));
     for one in taken {
         if !args.replace {
             let remedy = format!("`reconcile delete {}` removes it, and so does --replace", named(one));
@@ -97,6 +97,11 @@ async fn make_way(client: &Client, args: &Run, would: &[Applied]) -> Result<()> 
         remove_one(client, one).await?;
     }
     Ok(())
+}
+
+/// May others use it too? Then it may be there before, and stays.
+fn shared(one: &Applied) -> bool {
+    one.kind == Kind::Image.name() || one.kind == Kind::Secret.name() && one.outcome() != Outcome::Created
 }
 
 async fn remove_one(client: &Client, one: &Applied) -> Result<()> {
@@ -169,7 +174,7 @@ impl Follower {
             _ => 0,
         });
         let (send, changes) = mpsc::channel(64);
-        for kind in [Kind::Pod, Kind::Container, Kind::Sandbox, Kind::Image] {
+        for kind in [Kind::Pod, Kind::Container, Kind::Sandbox, Kind::Image, Kind::Secret] {
             tokio::spawn(forward(client.clone(), kind, send.clone()));
         }
         let job = |applied| Job {
@@ -303,7 +308,7 @@ impl Follower {
             .jobs
             .iter()
             .map(|job| job.applied.clone())
-            .filter(|one| one.kind != Kind::Image.name());
+            .filter(|one| !shared(one));
         let ours: Vec<_> = ours.collect();
         let client = self.client.clone();
         let mut removal = Box::pin(remove_all(&client, &ours));
@@ -366,6 +371,9 @@ fn show(path: &std::path::Path, ended: &OwnedFd, mut printer: Printer) -> Result
 fn end(record: &Value, generation: u64) -> Option<End> {
     let status = &record["status"];
     let verdict = judge(record, generation);
+    if verdict == Verdict::Met && record["kind"] == "Secret" {
+        return Some(End::Code(0));
+    }
     if status["observedGeneration"].as_u64().unwrap_or(0) < generation {
         return None;
     }

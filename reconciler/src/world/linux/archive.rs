@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use oci_spec::image::{ANNOTATION_REF_NAME, Descriptor, Digest, ImageIndex, MediaType};
 use serde::Deserialize;
@@ -90,7 +91,7 @@ struct DockerImage {
 
 impl Archive<'_> {
     fn read(&mut self, reader: impl Read) -> Result<()> {
-        let (_, plain) = decompress(reader).map_err(|e| stream("archive", e))?;
+        let (_, plain) = decompress(reader, &Arc::default()).map_err(|e| stream("archive", e))?;
         let mut reader = Reader::new(plain, NAME);
         let mut members = 0;
         while let Some(entry) = reader.next_entry()? {

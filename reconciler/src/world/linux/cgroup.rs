@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use shim::fault;
+
 use crate::error::{Error, Result};
 
 const MOUNT: &str = "/sys/fs/cgroup";
@@ -163,6 +165,7 @@ impl crate::world::Cgroups for Cgroups {
     }
 
     fn ensure(&self, path: &str) -> Result<()> {
+        fault::point("cgroup.ensure.before");
         if self.v2 {
             self.delegate(path)?;
         }
@@ -170,6 +173,7 @@ impl crate::world::Cgroups for Cgroups {
             // A sandbox that goes may take the common parent away between two steps of this: once more then.
             let made = fs::create_dir_all(&dir).or_else(|_| fs::create_dir_all(&dir));
             made.map_err(Error::io("make cgroup", &dir))?;
+            fault::point("cgroup.ensure.torn");
         }
         if !self.v2 {
             self.inherit_cpuset(path)?;
@@ -178,6 +182,7 @@ impl crate::world::Cgroups for Cgroups {
     }
 
     fn kill(&self, path: &str) -> Result<()> {
+        fault::point("cgroup.kill.before");
         if self.v2 {
             let file = Path::new(MOUNT).join(path.trim_start_matches('/')).join("cgroup.kill");
             match fs::write(&file, "1") {
@@ -196,8 +201,10 @@ impl crate::world::Cgroups for Cgroups {
     }
 
     fn remove(&self, path: &str) -> Result<()> {
+        fault::point("cgroup.remove.before");
         for dir in self.dirs(path) {
             remove_tree(&dir)?;
+            fault::point("cgroup.remove.torn");
         }
         if !self.v2 {
             // libcontainer makes its cgroup in a hybrid node's unified hierarchy as well.

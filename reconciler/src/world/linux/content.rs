@@ -31,6 +31,7 @@ use nix::fcntl::{Flock, FlockArg};
 use oci_spec::image::{Descriptor, Digest, MediaType, Sha256Digest};
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
+use shim::fault;
 
 pub use self::error::{Class, Error, Result};
 pub use self::writer::{Begin, Writer};
@@ -185,11 +186,10 @@ impl Content {
 
     /// Like [`Content::writer`], but answers [`Begin::Taken`] instead of waiting.
     pub fn begin(&self, expected: Option<&Digest>, size: Option<u64>, wait: bool) -> Result<Begin<'_>> {
-        let name = match expected {
-            Some(digest) => format!("sha256-{}", hex_of(digest)?),
-            None => format!("tmp-{}", token()),
+        let path = match expected {
+            Some(digest) => self.sealed_path(digest)?,
+            None => self.dir.join("ingest").join(format!("tmp-{}", token())),
         };
-        let path = self.dir.join("ingest").join(name);
         loop {
             if let Some(digest) = expected
                 && let Some(have) = self.size_of(digest)?
@@ -234,6 +234,30 @@ impl Content {
             let writer = Writer::new(self, file, path, expected.cloned(), size)?;
             return Ok(Begin::Writer(Box::new(writer)));
         }
+    }
+
+    /// A blob that its writer has sealed, though it has no name yet; `None` if it is not here so.
+    pub fn sealed(&self, descriptor: &Descriptor) -> Result<Option<File>> {
+        let path = self.sealed_path(descriptor.digest())?;
+        match File::open(&path) {
+            Ok(file) => Ok(Some(file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io("open", path.display())(e)),
+        }
+    }
+
+    /// Gives a sealed blob its name, unless it has it. Its data must be on disk.
+    pub fn place(&self, digest: &Digest) -> Result<()> {
+        let blob = self.blob_path(digest)?;
+        match fs::rename(self.sealed_path(digest)?, &blob) {
+            // Another who read it was first.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && blob.exists() => Ok(()),
+            other => other.map_err(Error::io("rename into place", blob.display())),
+        }
+    }
+
+    fn sealed_path(&self, digest: &Digest) -> Result<PathBuf> {
+        Ok(self.dir.join("ingest").join(format!("sha256-{}", hex_of(digest)?)))
     }
 
     // ---- blobs out ----
@@ -405,10 +429,13 @@ impl Content {
         let temp = self.dir.join(format!(".{name}.{}", token()));
         let path = self.dir.join(name);
         let write = || {
+            fault::check("content.index.before")?;
             let mut file = File::create(&temp)?;
             file.write_all(bytes)?;
             file.sync_data()?;
-            fs::rename(&temp, &path)
+            fault::check("content.index.torn")?;
+            fs::rename(&temp, &path)?;
+            fault::check("content.index.after")
         };
         write().map_err(|e| {
             let _ = fs::remove_file(&temp);

@@ -18,13 +18,12 @@ use nix::unistd::linkat;
 
 use super::content::{Error, Result};
 use super::trash::remove_tree;
-use super::unpack::settle::{copy_up, like};
-use super::unpack::whiteout::is_whiteout;
-use super::xattr;
+use super::unpack::settle::{Shift, copy_up, like};
+use super::unpack::whiteout::{is_opaque, is_whiteout};
 
 /// Makes `target` the merged tree of `lower` (top first); complete, or not there. What an earlier try left beside it is
-/// removed first.
-pub fn merge(lower: &[PathBuf], target: &Path) -> Result<()> {
+/// removed first. With a shift, every owner is what a user namespace makes of it on the host.
+pub fn merge(lower: &[PathBuf], target: &Path, shift: Option<&Shift>) -> Result<()> {
     if target.exists() {
         return Ok(());
     }
@@ -40,6 +39,7 @@ pub fn merge(lower: &[PathBuf], target: &Path) -> Result<()> {
         let mut lay = Lay {
             root: to.as_fd(),
             links: HashMap::new(),
+            shift,
         };
         lay.directory(from.as_fd(), to.as_fd(), &[]).map_err(failed)?;
     }
@@ -51,6 +51,7 @@ struct Lay<'a> {
     root: BorrowedFd<'a>,
     /// Where the first name of a file with several is, below `root`.
     links: HashMap<u64, Vec<u8>>,
+    shift: Option<&'a Shift>,
 }
 
 impl Lay<'_> {
@@ -85,7 +86,7 @@ impl Lay<'_> {
         }
         let stat = fstat(from)?;
         let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
-        like(to, from)?;
+        like(to, from, self.shift)?;
         Ok(futimens(to, &time, &time)?)
     }
 
@@ -103,15 +104,8 @@ impl Lay<'_> {
             }
             self.links.insert(stat.st_ino, path);
         }
-        copy_up(from, name.as_bytes(), stat, to, name.as_bytes())
+        copy_up(from, name.as_bytes(), stat, to, name.as_bytes(), self.shift)
     }
-}
-
-fn is_opaque(dir: BorrowedFd<'_>) -> nix::Result<bool> {
-    let all = xattr::all(dir)?;
-    Ok(all
-        .iter()
-        .any(|(name, value)| name.as_c_str() == c"trusted.overlay.opaque" && value == b"y"))
 }
 
 fn kind(stat: &FileStat) -> SFlag {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use shim::record::{self, End, RunRecord};
 
 use super::images::failed;
-use super::shims::fault;
+use super::shims;
 use super::trash::Trash;
 use crate::error::{Error, Result};
 use crate::world::Entry;
@@ -39,10 +39,19 @@ impl crate::world::Files for Files {
     }
 
     fn replace(&self, path: &Path, text: &[u8]) -> Result<()> {
+        self.replace_for(path, text, (0, 0))
+    }
+
+    fn replace_for(&self, path: &Path, text: &[u8], (uid, gid): (u32, u32)) -> Result<()> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let temp = path.with_file_name(name);
+        shim::fault::check("file.replace.before").map_err(Error::io("write", &temp))?;
         fs::write(&temp, text).map_err(Error::io("write", &temp))?;
+        if (uid, gid) != (0, 0) {
+            std::os::unix::fs::chown(&temp, Some(uid), Some(gid)).map_err(Error::io("chown", &temp))?;
+        }
+        shim::fault::check("file.replace.torn").map_err(Error::io("rename", path))?;
         fs::rename(&temp, path).map_err(Error::io("rename", path))
     }
 
@@ -59,6 +68,16 @@ impl crate::world::Files for Files {
 
     fn make_dir(&self, path: &Path, mode: u32) -> Result<()> {
         let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+        made.map_err(Error::io("make directory", path))
+    }
+
+    async fn make_their_dir(&self, path: &Path, mode: u32) -> Result<()> {
+        let dir = path.to_owned();
+        let make = move || fs::DirBuilder::new().recursive(true).mode(mode).create(dir);
+        let made = tokio::task::spawn_blocking(make).await.map_err(|source| Error::Task {
+            op: "make directory",
+            source,
+        })?;
         made.map_err(Error::io("make directory", path))
     }
 
@@ -92,11 +111,11 @@ impl crate::world::Files for Files {
     }
 
     fn run_record(&self, path: &Path) -> Result<Option<RunRecord>> {
-        record::read(path).map_err(fault("read run record", &owner(path)))
+        record::read(path).map_err(shims::fault("read run record", &owner(path)))
     }
 
     fn write_end(&self, path: &Path, end: End) -> Result<()> {
-        let written = record::write_end(path, end).map_err(fault("write run record", &owner(path)));
+        let written = record::write_end(path, end).map_err(shims::fault("write run record", &owner(path)));
         written.map(drop)
     }
 
@@ -153,7 +172,9 @@ pub fn is_mount_point(path: &Path) -> Result<bool> {
 /// Unmounts and removes a mount point; absent is success. Whoever still uses it keeps it until they end.
 pub fn unmount(path: &Path) -> Result<()> {
     while is_mount_point(path)? {
+        shim::fault::point("mounts.remove.before");
         unmount_only(path)?;
+        shim::fault::point("mounts.remove.torn");
     }
     match fs::remove_dir(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),

@@ -13,9 +13,9 @@ use super::garbage::{Released, Roots};
 use super::layers::Layers;
 use super::mounts;
 use super::passwd::{self, ResolvedUser, UserRequest};
-use super::pull::{Failure, Locks, Pins, Progress, Pulled};
+use super::pull::{Failure, Flights, Pins, Progress, Pulled};
 use super::registry::{self, Access, Ignored, Registry};
-use super::unpack::Limits;
+use super::unpack::{Form, Limits};
 use crate::error::{Class, Error, Result};
 use crate::image::manifest::{self, ChainId, Loaded};
 use state::reference::Reference;
@@ -29,7 +29,7 @@ pub(super) struct Inner {
     pub(super) content: Content,
     pub(super) layers: Layers,
     pub(super) pins: Pins,
-    pub(super) locks: Locks,
+    pub(super) flights: Flights,
     pub(super) released: Released,
     shim: PathBuf,
     root: PathBuf,
@@ -52,20 +52,20 @@ pub fn failed(image: &str) -> impl Fn(content::Error) -> Error {
 }
 
 impl Images {
-    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config, boot: &str) -> Result<Images> {
+    pub fn open(root: &Path, shim: PathBuf, registry: registry::Config, boot: &str, form: Form) -> Result<Images> {
         let registry = Registry::new(registry).map_err(|e| Error::Image {
             image: "registries".to_owned(),
             problem: e.to_string(),
             class: Class::Permanent,
         })?;
         let content = Content::open(root).map_err(failed("store"))?;
-        let layers = Layers::begin(root, Limits::default(), boot).map_err(failed("store"))?;
+        let layers = Layers::begin(root, Limits::default(), boot, form).map_err(failed("store"))?;
         Ok(Images {
             store: Arc::new(Inner {
                 content,
                 layers,
                 pins: Pins::default(),
-                locks: Locks::default(),
+                flights: Flights::default(),
                 released: Released::default(),
                 shim,
                 root: root.to_owned(),
@@ -212,12 +212,7 @@ impl crate::world::Images for Images {
     }
 
     fn lower(&self, chain_ids: &[String]) -> Result<Vec<PathBuf>> {
-        let trees: content::Result<_> = parse(chain_ids)?
-            .iter()
-            .rev()
-            .map(|chain| self.store.layers.fs(chain))
-            .collect();
-        trees.map_err(failed("layers"))
+        self.store.layers.lower(&parse(chain_ids)?).map_err(failed("layers"))
     }
 
     fn missing_blobs(&self, image: &Loaded) -> usize {

@@ -1,13 +1,16 @@
 //! Unpacked layers, shared between images.
 //!
 //! ```text
-//! <root>/layers/sha256-<chain hex>/{fs/, meta.json}    whole, flushed, never changed again
+//! <root>/layers/sha256-<chain hex>/{fs/, meta.json}    complete, flushed, never changed again; `whole/` in place of
+//!                                                      `fs/` where overlay does not work: the tree up to this layer
 //! <root>/layers/tmp-<token>/                           in the making, locked by its maker
 //! ```
 //!
 //! A layer is committed by one rename, after its data is on disk. What a crash leaves is a `tmp-` directory that nobody
 //! locks; it is buried at the next start and the work is done again.
 
+mod build;
+mod claims;
 mod deep;
 mod fence;
 mod permits;
@@ -15,7 +18,6 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,13 +30,15 @@ use nix::sys::stat::Mode;
 use oci_spec::image::{Descriptor, Digest};
 use tokio::sync::watch;
 
+use self::build::Build;
+use self::claims::Claims;
 use self::fence::Fence;
 use self::permits::Permits;
 pub use self::source::{Source, Stream};
 use super::content::{Error, Result, Usage, hex_of, private_dir, sync_dir, token};
 use super::trash::Trash;
 pub use super::unpack::LayerMeta;
-use super::unpack::{Limits, Tree, apply, verify};
+use super::unpack::{Form, Limits, Memory, Place, Tree, apply, verify};
 use crate::image::manifest::{ChainId, Loaded};
 
 /// Layers of one image unpacked at a time, at most; more only fight for the disk.
@@ -45,11 +49,13 @@ pub struct Layers {
     dir: PathBuf,
     trash: Trash,
     limits: Limits,
-    flights: Mutex<HashMap<ChainId, Arc<Mutex<()>>>>,
+    claims: Claims,
     permits: Permits,
     unpacking: watch::Sender<usize>,
     /// Of the daemon alone; other users of the store doubt nothing.
     fence: Option<Fence>,
+    /// What is made, and what counts as being here.
+    form: Form,
 }
 
 /// Whether what is on disk is what was unpacked.
@@ -58,13 +64,6 @@ pub enum Soundness {
     Sound,
     Damaged,
     Absent,
-}
-
-/// A layer to be unpacked.
-struct Job<'a> {
-    chain: &'a ChainId,
-    diff_id: &'a Digest,
-    blob: &'a Descriptor,
 }
 
 /// A directory in the making. Dropped, it is buried, unless it has got a name.
@@ -91,18 +90,20 @@ impl Layers {
             dir,
             trash: Trash::open(root)?,
             limits,
-            flights: Mutex::default(),
+            claims: Claims::default(),
             permits: Permits::new(cores.min(WORKERS)),
             unpacking: watch::Sender::new(0),
             fence: None,
+            form: Form::Stacked,
         };
         layers.bury_leftovers()?;
         Ok(layers)
     }
 
     /// The same for the store's one user whose end a boot may follow.
-    pub fn begin(root: &Path, limits: Limits, boot: &str) -> Result<Layers> {
+    pub fn begin(root: &Path, limits: Limits, boot: &str, form: Form) -> Result<Layers> {
         let mut layers = Layers::open(root, limits)?;
+        layers.form = form;
         layers.fence = Some(Fence::begin(&layers.dir, boot)?);
         Ok(layers)
     }
@@ -146,21 +147,21 @@ impl Layers {
     }
 
     /// Unpacks what is missing, out of what `source` gives. Answers the chain IDs, bottom first. Blocking. Concurrent
-    /// calls unpack a shared layer once.
+    /// calls unpack a shared layer once, and wait for no more of each other's images than for such layers.
     pub fn ensure(&self, source: &dyn Source, image: &Loaded) -> Result<Vec<ChainId>> {
-        if self.missing(&image.chain_ids)?.is_empty() {
-            return Ok(image.chain_ids.clone());
-        }
-        // Images share layers from the bottom up, so all callers lock what they share in the same order.
-        let flights: Vec<_> = image.chain_ids.iter().map(|c| self.flight(c)).collect();
-        let guards: Vec<_> = flights.iter().map(|f| lock(f)).collect();
         let missing = self.missing(&image.chain_ids)?;
-        self.unpacking.send_modify(|count| *count += 1);
-        let outcome = self.unpack(source, image, &missing);
-        self.unpacking.send_modify(|count| *count -= 1);
-        drop(guards);
-        self.land(&image.chain_ids, flights);
-        outcome.map(|()| image.chain_ids.clone())
+        if !missing.is_empty() {
+            self.unpacking.send_modify(|count| *count += 1);
+            let outcome = Build::new(self, source, image, missing).run();
+            self.unpacking.send_modify(|count| *count -= 1);
+            outcome?;
+        }
+        Ok(image.chain_ids.clone())
+    }
+
+    /// A source may have stopped.
+    pub fn wake(&self) {
+        self.claims.wake();
     }
 
     /// Until nothing is being unpacked: the time to empty the trash, as deleting slows unpacking down.
@@ -180,103 +181,23 @@ impl Layers {
             .collect())
     }
 
-    fn flight(&self, chain: &ChainId) -> Arc<Mutex<()>> {
-        lock(&self.flights).entry(chain.clone()).or_default().clone()
-    }
-
-    /// Forgets the locks that nobody else waits for.
-    fn land(&self, chain: &[ChainId], held: Vec<Arc<Mutex<()>>>) {
-        let mut flights = lock(&self.flights);
-        drop(held);
-        for id in chain {
-            if flights.get(id).is_some_and(|f| Arc::strong_count(f) == 1) {
-                flights.remove(id);
-            }
-        }
-    }
-
-    fn unpack(&self, source: &dyn Source, image: &Loaded, missing: &[usize]) -> Result<()> {
-        let layers = image.manifest.layers();
-        let job = |&i: &usize| Job {
-            chain: &image.chain_ids[i],
-            diff_id: &image.diff_ids[i],
-            blob: &layers[i],
-        };
-        let jobs: Vec<Job> = missing.iter().map(job).collect();
-        if jobs.is_empty() {
-            return Ok(());
-        }
-        let mut made = self.apply_all(source, &jobs)?;
-        self.settle(image, missing, &mut made)?;
-        let mut metas = Vec::new();
-        for making in &made {
-            let meta = making.tree.meta()?;
-            let bytes = serde_json::to_vec(&meta).map_err(|e| Error::invalid("meta.json", e))?;
-            let path = making.aside.path.join("meta.json");
-            fs::write(&path, bytes).map_err(Error::io("write", path.display()))?;
-            metas.push(meta);
-        }
-        // One flush for the whole image; only then may a layer have its name.
-        self.flush()?;
-        for (mut making, job) in made.into_iter().zip(&jobs) {
-            if let Some(stream) = making.stream.take() {
-                stream.keep()?;
-            }
-            making.commit(job.chain)?;
-        }
-        sync_dir(&self.dir)?;
-        let (bytes, inodes) = metas.iter().fold((0, 0), |(b, i), m| (b + m.bytes, i + m.inodes));
-        tracing::info!(image = %image.id(), layers = jobs.len(), bytes, inodes, "layers unpacked");
-        Ok(())
-    }
-
-    /// Unpacks each layer on its own, some at a time, the largest first.
-    fn apply_all<'a>(&'a self, source: &'a dyn Source, jobs: &[Job]) -> Result<Vec<Making<'a>>> {
-        let mut order: Vec<usize> = (0..jobs.len()).collect();
-        order.sort_by_key(|i| std::cmp::Reverse(jobs[*i].blob.size()));
-        let todo = Mutex::new(order.into_iter());
-        let done: Mutex<Vec<Option<Result<Making>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
-        let work = || {
-            loop {
-                let Some(i) = lock(&todo).next() else { return };
-                let _permit = (!source.slow()).then(|| self.permits.take());
-                let outcome = self.apply_one(source, &jobs[i]);
-                if outcome.is_err() {
-                    lock(&todo).by_ref().for_each(drop); // the image has failed
-                }
-                lock(&done)[i] = Some(outcome);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..self.permits.most.min(jobs.len()) {
-                // A thread that cannot be had leaves its work to this one.
-                let _ = std::thread::Builder::new()
-                    .name("unpack".into())
-                    .spawn_scoped(scope, work);
-            }
-            work();
-        });
-        let outcomes = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let mut made = Vec::new();
-        let mut skipped = false;
-        for outcome in outcomes {
-            match outcome {
-                Some(outcome) => made.push(outcome?),
-                None => skipped = true, // the error comes later in the list
-            }
-        }
-        if skipped {
-            Err(Error::invalid("image", "a layer was not unpacked"))
-        } else {
-            Ok(made)
-        }
-    }
-
-    fn apply_one<'a>(&'a self, source: &'a dyn Source, job: &Job) -> Result<Making<'a>> {
-        let mut stream = source.open(job.blob)?;
+    fn apply_one<'a>(
+        &'a self,
+        source: &'a dyn Source,
+        diff_id: &Digest,
+        blob: &Descriptor,
+        memory: &Arc<Memory>,
+    ) -> Result<Making<'a>> {
+        let mut stream = source.open(blob)?;
         let aside = self.aside()?;
-        let applied = apply(&mut *stream, job.diff_id, &aside.path.join("fs"), &self.limits);
-        let tree = stream.end(applied).map_err(|e| e.of_layer(job.blob.digest()))?;
+        let place = Place {
+            target: &aside.tree(),
+            form: self.form,
+            limits: &self.limits,
+            memory,
+        };
+        let applied = apply(&mut *stream, diff_id, place);
+        let tree = stream.end(applied).map_err(|e| e.of_layer(blob.digest()))?;
         Ok(Making {
             aside,
             tree,
@@ -284,10 +205,10 @@ impl Layers {
         })
     }
 
-    /// A new directory with an empty `fs`, locked.
+    /// A new directory with an empty tree, locked.
     fn aside(&self) -> Result<Aside<'_>> {
         let path = self.dir.join(format!("tmp-{}", token()));
-        let fs_dir = path.join("fs");
+        let fs_dir = path.join(name_of(self.form));
         fs::create_dir_all(&fs_dir).map_err(Error::io("create directory", fs_dir.display()))?;
         let file = File::open(&path).map_err(Error::io("open", path.display()))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
@@ -299,23 +220,6 @@ impl Layers {
         })
     }
 
-    /// Bottom-up, each layer gets what it takes from those below.
-    fn settle(&self, image: &Loaded, missing: &[usize], made: &mut [Making]) -> Result<()> {
-        let mut below: Vec<PathBuf> = Vec::new(); // top first
-        for (i, chain) in image.chain_ids.iter().enumerate() {
-            let fs = match missing.binary_search(&i) {
-                Ok(at) => {
-                    let digest = image.manifest.layers()[i].digest();
-                    made[at].tree.settle(&below).map_err(|e| e.of_layer(digest))?;
-                    made[at].aside.path.join("fs")
-                }
-                Err(_) => self.fs(chain)?,
-            };
-            below.insert(0, fs);
-        }
-        Ok(())
-    }
-
     // ---- what is here ----
 
     fn layer(&self, chain: &ChainId) -> Result<PathBuf> {
@@ -324,12 +228,21 @@ impl Layers {
 
     /// The layer's tree, to be mounted.
     pub fn fs(&self, chain: &ChainId) -> Result<PathBuf> {
-        Ok(self.layer(chain)?.join("fs"))
+        let layer = self.layer(chain)?;
+        let whole = layer.join(WHOLE);
+        Ok(if whole.is_dir() { whole } else { layer.join(STACKED) })
     }
 
-    /// The trees of an image's layers, top first, as overlay wants them.
+    /// The trees of an image's layers, top first, as overlay wants them. Nothing shows through one that holds all.
     pub fn lower(&self, chain: &[ChainId]) -> Result<Vec<PathBuf>> {
-        chain.iter().rev().map(|c| self.fs(c)).collect()
+        let mut lower = Vec::new();
+        for id in chain.iter().rev() {
+            lower.push(self.fs(id)?);
+            if lower.last().is_some_and(|fs| holds_all(fs)) {
+                break;
+            }
+        }
+        Ok(lower)
     }
 
     /// For each chain ID its layer's metadata, `None` if it is not (wholly) here.
@@ -338,6 +251,9 @@ impl Layers {
     }
 
     fn meta(&self, chain: &ChainId) -> Result<Option<LayerMeta>> {
+        if self.form == Form::Whole && !holds_all(&self.fs(chain)?) {
+            return Ok(None); // of another time, when overlay worked here
+        }
         let path = self.layer(chain)?.join("meta.json");
         match fs::read(&path) {
             // Unreadable metadata: the layer is made again, as if it were not here.
@@ -428,6 +344,27 @@ impl Layers {
             bytes: sum.bytes + m.bytes,
             inodes: sum.inodes + m.inodes,
         }))
+    }
+}
+
+/// Names of a layer's tree.
+const STACKED: &str = "fs";
+const WHOLE: &str = "whole";
+
+fn name_of(form: Form) -> &'static str {
+    match form {
+        Form::Stacked => STACKED,
+        Form::Whole => WHOLE,
+    }
+}
+
+fn holds_all(tree: &Path) -> bool {
+    tree.ends_with(WHOLE)
+}
+
+impl Aside<'_> {
+    fn tree(&self) -> PathBuf {
+        self.path.join(name_of(self.layers.form))
     }
 }
 

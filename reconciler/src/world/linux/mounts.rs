@@ -6,22 +6,25 @@
 
 mod table;
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use async_trait::async_trait;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
+use shim::fault;
 
 use super::content::{Error, Result, token};
 use super::files;
 use super::images::failed;
+use super::unpack::settle::Shift;
 use crate::world::Rootfs;
 
 pub use table::{Mount, MountTable};
@@ -68,8 +71,11 @@ pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path)
         fs::create_dir_all(&empty[0]).map_err(Error::io("create directory", empty[0].display()))?;
         lower = &empty;
     }
+    fault::point("mounts.rootfs.before");
     mount_overlay(lower, Some((upper, work)), target)
-        .map_err(Error::io("mount the root file system at", target.display()))
+        .map_err(Error::io("mount the root file system at", target.display()))?;
+    fault::point("mounts.rootfs.after");
+    Ok(())
 }
 
 /// The user namespace that a root file system is shown to.
@@ -82,27 +88,40 @@ pub struct Mapping<'a> {
 
 /// As [`mount_rootfs`], for a container in a user namespace: the layers' files belong to the ids that `mapping` gives
 /// them, without any being changed on disk (idmapped layers, Linux 5.19). New files are stored with their host ids.
+/// False, and nothing is made, if the kernel cannot map the owners on this file system.
 pub fn mount_rootfs_mapped(
     lower: &[PathBuf],
     upper: &Path,
     work: &Path,
     target: &Path,
     mapping: Mapping<'_>,
-) -> Result<()> {
-    if let Some(Mounted {
-        kind: FsKind::Overlay, ..
-    }) = observe(target)?
-    {
-        return Ok(());
+) -> Result<bool> {
+    if observe(target)?.is_some() {
+        return Ok(true);
     }
-    fs::create_dir_all(upper).map_err(Error::io("create directory", upper.display()))?;
-    let (uid, gid) = mapping.root;
-    std::os::unix::fs::chown(upper, Some(uid), Some(gid)).map_err(Error::io("chown", upper.display()))?;
     let scratch = target.with_file_name("mapped");
-    let outcome = map_all(lower, &scratch, mapping).and_then(|mapped| mount_rootfs(&mapped, upper, work, target));
+    let mapped = match map_all(lower, &scratch, mapping) {
+        Err(e) if no_mapping(&e) => {
+            clear_scratch(&scratch)?;
+            return Ok(false);
+        }
+        other => other,
+    };
+    let outcome = mapped.and_then(|mapped| {
+        fs::create_dir_all(upper).map_err(Error::io("create directory", upper.display()))?;
+        let (uid, gid) = mapping.root;
+        std::os::unix::fs::chown(upper, Some(uid), Some(gid)).map_err(Error::io("chown", upper.display()))?;
+        mount_rootfs(&mapped, upper, work, target)
+    });
     // Overlay has its own clones by now.
     let cleared = clear_scratch(&scratch);
-    outcome.and(cleared)
+    outcome.and(cleared).map(|()| true)
+}
+
+/// A file system without FS_ALLOW_IDMAP, or a kernel before 5.12.
+fn no_mapping(e: &Error) -> bool {
+    let code = |cause: &std::io::Error| cause.raw_os_error();
+    matches!(e, Error::Io { cause, .. } if matches!(code(cause), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)))
 }
 
 /// As [`mount_view`], with the owners that `mapping` gives. `target`'s directory is used for what this takes.
@@ -201,12 +220,13 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
     }
 }
 
-/// For a file system that overlay does not work on: a copy of the layers, made once at `copy`, shown at `target`.
-pub fn mount_copy(lower: &[PathBuf], copy: &Path, target: &Path) -> Result<()> {
+/// For a file system that overlay or id-mapped mounts do not work on: a copy of the layers, made once at `copy`, shown
+/// at `target`; with a shift, its owners are those of a user namespace.
+pub fn mount_copy(lower: &[PathBuf], copy: &Path, target: &Path, shift: Option<&Shift>) -> Result<()> {
     if observe(target)?.is_some() {
         return Ok(());
     }
-    super::copy::merge(lower, copy)?;
+    super::copy::merge(lower, copy, shift)?;
     fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
     mount(Some(copy), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .map_err(Error::io("mount the root file system at", target.display()))
@@ -486,16 +506,32 @@ pub fn mount_shm(target: &Path, size: u64) -> Result<()> {
         .map_err(Error::io("mount shared memory at", target.display()))
 }
 
-/// Whether the file system of `dir` can show its files with the owners of a user namespace.
-pub fn can_map(dir: &Path, shim: &Path) -> bool {
+/// What the kernel can do for a user namespace's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserFiles {
+    /// No user namespaces can be made.
+    None,
+    /// They can, but a copy must be made for each: the file system's owners cannot be mapped.
+    Copied,
+    /// Its files can be shown with other owners.
+    Mapped,
+}
+
+/// Tries it on the file system of `dir`.
+pub fn user_files(dir: &Path, shim: &Path) -> UserFiles {
     let one = [(0, 100_000, 1)];
-    let try_it = || {
+    let made = || {
         let held = shim::Held::make(shim, &["user"]).ok()?;
         held.map(&one, &one).ok()?;
-        let user = fs::File::open(held.namespace("user")).ok()?;
-        mapped(dir, user.as_fd()).ok()
+        Some((fs::File::open(held.namespace("user")).ok()?, held))
     };
-    try_it().is_some()
+    let Some((user, _held)) = made() else {
+        return UserFiles::None;
+    };
+    match mapped(dir, user.as_fd()) {
+        Ok(_) => UserFiles::Mapped,
+        Err(_) => UserFiles::Copied,
+    }
 }
 
 /// Whether overlay works on the file system of `root`, with device whiteouts and opaque marks; else why not, for a
@@ -510,25 +546,47 @@ pub fn probe(root: &Path) -> std::result::Result<(), String> {
     clear();
     let outcome = try_overlay(&dir);
     clear();
-    outcome.map_err(|e| format!("overlay does not work on {}: {e}", root.display()))
+    match outcome {
+        // A bad day, which says nothing of the file system.
+        Err(Error::Io { cause, .. }) if is_passing(&cause) => Ok(()),
+        other => other.map_err(|e| format!("overlay does not work on {}: {e}", root.display())),
+    }
 }
 
-fn try_overlay(dir: &Path) -> std::io::Result<()> {
+fn is_passing(cause: &std::io::Error) -> bool {
+    let passing = [
+        libc::ENOSPC,
+        libc::EDQUOT,
+        libc::ENOMEM,
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::EIO,
+        libc::EROFS,
+        libc::EBUSY,
+    ];
+    cause.raw_os_error().is_some_and(|code| passing.contains(&code))
+}
+
+fn try_overlay(dir: &Path) -> Result<()> {
     let lower = [dir.join("top"), dir.join("base")];
-    fs::create_dir_all(lower[1].join("opaque"))?;
-    fs::create_dir_all(lower[0].join("opaque"))?;
-    for name in ["gone", "opaque/gone"] {
-        fs::write(lower[1].join(name), "")?;
+    let failed = |doing: &'static str| move |e: std::io::Error| Error::io(doing, "a trial overlay")(e);
+    for dir in &lower {
+        fs::create_dir_all(dir.join("opaque")).map_err(failed("make directories for"))?;
     }
-    let top = open_path(&lower[0])?;
-    super::unpack::whiteout::make_whiteout(top.as_fd(), b"gone")?;
-    super::unpack::whiteout::make_opaque(open_path(&lower[0].join("opaque"))?.as_fd())?;
+    for name in ["gone", "opaque/gone"] {
+        fs::write(lower[1].join(name), "").map_err(failed("write to"))?;
+    }
+    let open = |path: &Path| open_path(path).map_err(|e| failed("open")(e.into()));
+    super::unpack::whiteout::make_whiteout(open(&lower[0])?.as_fd(), b"gone")
+        .map_err(|e| failed("make a whiteout for")(e.into()))?;
+    super::unpack::whiteout::make_opaque(open(&lower[0].join("opaque"))?.as_fd())
+        .map_err(|e| failed("mark a directory as opaque for")(e.into()))?;
     let merged = dir.join("merged");
-    mount_rootfs(&lower, &dir.join("upper"), &dir.join("work"), &merged).map_err(std::io::Error::other)?;
-    fs::write(merged.join("new"), "")?;
-    let seen = |name: &OsStr| fs::symlink_metadata(merged.join(name)).is_ok();
-    if seen(OsStr::new("gone")) || seen(OsStr::new("opaque/gone")) {
-        return Err(std::io::Error::other("it ignores whiteouts"));
+    mount_rootfs(&lower, &dir.join("upper"), &dir.join("work"), &merged)?;
+    fs::write(merged.join("new"), "").map_err(failed("write to"))?;
+    let seen = |name: &str| fs::symlink_metadata(merged.join(name)).is_ok();
+    if seen("gone") || seen("opaque/gone") {
+        return Err(Error::invalid("overlay", "ignores whiteouts"));
     }
     Ok(())
 }
@@ -538,6 +596,7 @@ pub struct Mounts {
     root: PathBuf,
     shim: PathBuf,
     overlay: std::result::Result<(), String>,
+    user_files: OnceLock<UserFiles>,
 }
 
 impl Mounts {
@@ -547,6 +606,7 @@ impl Mounts {
             root: root.to_owned(),
             shim,
             overlay: probe(root),
+            user_files: OnceLock::new(),
         }
     }
 }
@@ -610,10 +670,14 @@ impl crate::world::Mounts for Mounts {
         self.overlay.clone()
     }
 
-    async fn can_map(&self) -> bool {
+    async fn user_files(&self) -> UserFiles {
+        if let Some(known) = self.user_files.get() {
+            return *known;
+        }
         let (dir, shim) = (self.root.clone(), self.shim.clone());
-        let tried = tokio::task::spawn_blocking(move || can_map(&dir, &shim));
-        tried.await.unwrap_or(false)
+        let tried = tokio::task::spawn_blocking(move || user_files(&dir, &shim));
+        let found = tried.await.unwrap_or(UserFiles::None);
+        *self.user_files.get_or_init(|| found)
     }
 }
 
@@ -625,18 +689,25 @@ fn mount_as(want: &Rootfs, overlay: bool) -> Result<()> {
         target,
         ..
     } = want;
-    let user = match (&want.user, overlay) {
-        (Some(user), _) => user,
-        (None, true) => return mount_rootfs(lower, upper, work, target),
-        (None, false) => return mount_copy(lower, upper, target),
+    let Some(user) = &want.user else {
+        return match overlay {
+            true => mount_rootfs(lower, upper, work, target),
+            false => mount_copy(lower, upper, target, None),
+        };
     };
-    let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
     let pin = fs::File::open(&user.path).map_err(Error::io("open", user.path.display()))?;
     let mapping = Mapping {
         userns: pin.as_fd(),
-        root: (root(&user.uids), root(&user.gids)),
+        root: user.root(),
     };
-    mount_rootfs_mapped(lower, upper, work, target, mapping)
+    if overlay && mount_rootfs_mapped(lower, upper, work, target, mapping)? {
+        return Ok(());
+    }
+    let shift = Shift {
+        uids: user.uids.clone(),
+        gids: user.gids.clone(),
+    };
+    mount_copy(lower, upper, target, Some(&shift))
 }
 
 /// Root of a user namespace is another user on the host, and must reach its root file system.

@@ -25,6 +25,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
 
+use shim::fault;
+
 use super::network::Class;
 
 /// Where net pins live, as `ip netns` has it.
@@ -53,6 +55,14 @@ pub struct UserPin {
     pub path: PathBuf,
     pub uids: Vec<(u32, u32, u32)>,
     pub gids: Vec<(u32, u32, u32)>,
+}
+
+impl UserPin {
+    /// The host's ids of the namespace's root.
+    pub fn root(&self) -> (u32, u32) {
+        let root = |maps: &[(u32, u32, u32)]| maps.first().map_or(0, |(_, host, _)| *host);
+        (root(&self.uids), root(&self.gids))
+    }
 }
 
 /// What is at the path of a pin.
@@ -164,10 +174,12 @@ pub fn ensure(want: &Pins, shim: &Path) -> Result<()> {
     if whole {
         return Ok(());
     }
+    fault::point("netns.ensure.before");
     for (_, path) in &pins {
         remove(path)?;
         prepare_file(path)?;
     }
+    fault::point("netns.ensure.prepared");
     let held = want.user.as_ref().map(|user| hold(user, &pins, shim)).transpose()?;
     let want = want.clone();
     // The thread dies with its namespaces; only the pins keep them.
@@ -260,6 +272,7 @@ fn make(
             Some(held) => bind(&held.namespace(kind), path)?,
             None => bind(Path::new(&format!("/proc/thread-self/ns/{kind}")), path)?,
         }
+        fault::point("netns.ensure.torn");
     }
     Ok(())
 }
@@ -400,6 +413,7 @@ pub fn observe(path: &Path) -> Result<Pin> {
 
 /// Takes a pin away: unmount (lazily) and unlink. Absent is success.
 pub fn remove(path: &Path) -> Result<()> {
+    fault::point("netns.remove.before");
     // More than one layer if two daemons raced; EINVAL is "nothing mounted".
     loop {
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
@@ -409,6 +423,7 @@ pub fn remove(path: &Path) -> Result<()> {
             Err(e) => return Err(system("unmount", path.display())(e.into())),
         }
     }
+    fault::point("netns.remove.torn");
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(system("remove", path.display())(e)),
         _ => Ok(()),

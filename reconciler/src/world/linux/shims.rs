@@ -117,10 +117,12 @@ impl crate::world::Shims for Shims {
         let slot = self.slot(sandbox);
         let mut slot = slot.lock().await;
         if let Some(client) = self.connected(sandbox, &mut slot).await {
+            shim::fault::point("shims.remove.before");
             let closed = client.clone();
             client.shutdown().await.map_err(fault("end shim", sandbox))?;
             let _ = tokio::time::timeout(ASK, closed.closed()).await;
         }
+        shim::fault::point("shims.remove.after");
         *slot = None;
         self.pods.lock().unwrap_or_else(PoisonError::into_inner).remove(sandbox);
         Ok(())

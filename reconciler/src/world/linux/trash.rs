@@ -17,12 +17,15 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
+use shim::fault;
 
 use super::content::{Error, Result, private_dir, token};
 use super::unpack::tar::printable;
 
 /// Directories open at once. Deeper ones are renamed up instead of descended into.
 const DEPTH: usize = 64;
+/// Names of one directory held in memory.
+const SOME: usize = 2048;
 
 /// Clones share the bell: whoever buries, the one who empties hears it.
 #[derive(Clone, Debug)]
@@ -44,10 +47,14 @@ impl Trash {
 
     /// Renames `path` into the trash; absent is success.
     pub fn bury(&self, path: &Path) -> Result<()> {
+        fault::point("trash.bury.before");
         match fs::rename(path, self.dir.join(token())) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other
-                .map(|()| self.bell.notify_one())
+                .map(|()| {
+                    fault::point("trash.bury.after");
+                    self.bell.notify_one();
+                })
                 .map_err(Error::io("move into the trash", path.display())),
         }
     }
@@ -63,7 +70,8 @@ impl Trash {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let top = nix::fcntl::open(&self.dir, flags, Mode::empty()).map_err(Error::io("open", self.dir.display()))?;
         let (mut gone, mut first) = (0, None);
-        for (name, _) in names(&top).map_err(Error::io("list", self.dir.display()))? {
+        for (name, _) in names(&top, usize::MAX).map_err(Error::io("list", self.dir.display()))? {
+            fault::point("trash.empty.before");
             match remove_tree(top.as_fd(), name.as_bytes(), top.as_fd()) {
                 Ok(()) => gone += 1,
                 Err(e) => first = first.or(Some(e)),
@@ -107,21 +115,40 @@ fn remove(
         deep.push(place);
         return Ok(());
     }
-    for (child, kind) in names(&dir).map_err(|e| refused(name, e))? {
+    // Some at a time: a directory may hold more names than should be in memory. What cannot go ends this.
+    loop {
+        let some = names(&dir, SOME).map_err(|e| refused(name, e))?;
+        if some.is_empty() {
+            break;
+        }
+        empty_of(&dir, some, aside, depth, deep)?;
+    }
+    drop(dir);
+    fault::point("trash.empty.torn");
+    match unlinkat(parent, os, UnlinkatFlags::RemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(e) => Err(refused(name, e)),
+    }
+}
+
+fn empty_of(
+    dir: &OwnedFd,
+    names: Vec<(CString, Option<Type>)>,
+    aside: BorrowedFd<'_>,
+    depth: usize,
+    deep: &mut Vec<String>,
+) -> Result<()> {
+    for (child, kind) in names {
         if kind == Some(Type::Directory) || kind.is_none() {
             remove(dir.as_fd(), child.as_bytes(), aside, depth + 1, deep)?;
         } else {
-            match unlinkat(&dir, &*child, UnlinkatFlags::NoRemoveDir) {
+            match unlinkat(dir, &*child, UnlinkatFlags::NoRemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(e) => return Err(refused(child.as_bytes(), e)),
             }
         }
     }
-    drop(dir);
-    match unlinkat(parent, os, UnlinkatFlags::RemoveDir) {
-        Ok(()) | Err(Errno::ENOENT) => Ok(()),
-        Err(e) => Err(refused(name, e)),
-    }
+    Ok(())
 }
 
 fn descend(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<OwnedFd> {
@@ -130,13 +157,17 @@ fn descend(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<OwnedFd> {
     openat2(parent, name, OpenHow::new().flags(flags).resolve(resolve))
 }
 
-fn names(dir: &OwnedFd) -> nix::Result<Vec<(CString, Option<Type>)>> {
+/// At most so many names of a directory.
+fn names(dir: &OwnedFd, most: usize) -> nix::Result<Vec<(CString, Option<Type>)>> {
     let mut list = Vec::new();
     let again = descend(dir.as_fd(), OsStr::new("."))?;
     for entry in Dir::from_fd(again)?.iter() {
         let entry = entry?;
         if entry.file_name() != c"." && entry.file_name() != c".." {
             list.push((entry.file_name().to_owned(), entry.file_type()));
+        }
+        if list.len() == most {
+            break;
         }
     }
     Ok(list)

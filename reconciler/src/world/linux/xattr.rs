@@ -17,6 +17,12 @@ pub fn set(fd: BorrowedFd<'_>, name: &CStr, value: &[u8]) -> nix::Result<()> {
     Errno::result(result).map(drop)
 }
 
+pub fn remove(fd: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
+    // SAFETY: both names are NUL-terminated and outlive the call.
+    let result = unsafe { libc::removexattr(magic(fd).as_ptr(), name.as_ptr()) };
+    Errno::result(result).map(drop)
+}
+
 /// On the last component of `name` in `dir` itself, also if it is a symbolic link.
 pub fn set_at(dir: BorrowedFd<'_>, name: &[u8], key: &CStr, value: &[u8]) -> nix::Result<()> {
     let mut path = magic(dir).into_bytes();

@@ -1,13 +1,16 @@
 //! `reconcile images pull`: with a bar per layer on a terminal, lines elsewhere.
 
 use std::collections::HashSet;
+use std::fmt::Write;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
 use cri::records::v1;
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 use reconciler::world::linux::registry::{Credential, CredentialKind, Keyring};
 use state::Reference;
 
@@ -96,7 +99,7 @@ enum Shown {
     },
     Bars {
         all: MultiProgress,
-        bars: Vec<ProgressBar>,
+        bars: Vec<Bar>,
     },
 }
 
@@ -133,35 +136,81 @@ impl Shown {
             }
             Shown::Bars { all, bars } => {
                 while bars.len() < layers.len() {
-                    let layer = &layers[bars.len()];
-                    let bar = all.add(ProgressBar::new(layer.size).with_style(style(layer.present)));
-                    bar.set_prefix(name(layer).to_owned());
-                    bars.push(bar);
+                    bars.push(Bar::new(all, &layers[bars.len()]));
                 }
-                for (bar, layer) in bars.iter().zip(layers) {
-                    bar.set_position(layer.done);
-                    if layer.done == layer.size && !bar.is_finished() {
-                        bar.finish();
-                    }
-                }
+                bars.iter().zip(layers).for_each(|(bar, layer)| bar.update(layer));
             }
         }
     }
 
     fn done(&self, answer: &v1::PullResponse) {
+        if let Shown::Bars { bars, .. } = self {
+            bars.iter().for_each(Bar::finish);
+        }
         if !matches!(self, Shown::Nothing) {
             eprintln!("digest: {}", answer.digest);
         }
     }
 }
 
-fn style(present: bool) -> ProgressStyle {
+/// One layer's bar, and since when how many bytes have been coming.
+struct Bar {
+    bar: ProgressBar,
+    begun: Arc<OnceLock<(Instant, u64)>>,
+}
+
+impl Bar {
+    fn new(all: &MultiProgress, layer: &v1::LayerProgress) -> Bar {
+        let begun = Arc::default();
+        let bar = all.add(ProgressBar::new(layer.size).with_style(style(layer.present, &begun)));
+        bar.set_prefix(name(layer).to_owned());
+        Bar { bar, begun }
+    }
+
+    fn update(&self, layer: &v1::LayerProgress) {
+        if layer.done > 0 {
+            self.begun.get_or_init(|| (Instant::now(), layer.done));
+        }
+        self.bar.set_position(layer.done);
+        if layer.done == layer.size {
+            self.finish();
+        }
+    }
+
+    fn finish(&self) {
+        if !self.bar.is_finished() {
+            self.bar.finish();
+        }
+    }
+}
+
+/// Bytes a second since the layer began to come; what was here before tells nothing.
+fn rate(begun: &OnceLock<(Instant, u64)>, state: &ProgressState) -> Option<f64> {
+    let (since, from) = begun.get()?;
+    let rate = state.pos().checked_sub(*from)? as f64 / since.elapsed().as_secs_f64();
+    (rate.is_finite() && rate >= 1.0).then_some(rate)
+}
+
+fn style(present: bool, begun: &Arc<OnceLock<(Instant, u64)>>) -> ProgressStyle {
     let template = if present {
         "{prefix}  already here"
     } else {
-        "{prefix}  {bar:30}  {bytes:>10}/{total_bytes:<10}  {bytes_per_sec:>12}  {eta}"
+        "{prefix}  {bar:30}  {bytes:>10}/{total_bytes:<10}  {rate:>12}  {left}"
     };
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    // A terminal that cannot be written to is not this bar's to mend.
+    let speed = begun.clone();
+    let style = style.with_key("rate", move |state: &ProgressState, to: &mut dyn Write| {
+        let rate = rate(&speed, state).map(|rate| format!("{}/s", HumanBytes(rate as u64)));
+        let _ = to.write_str(&rate.unwrap_or_default());
+    });
+    let begun = begun.clone();
+    style.with_key("left", move |state: &ProgressState, to: &mut dyn Write| {
+        let bytes = state.len().unwrap_or_default().saturating_sub(state.pos());
+        if let Some(rate) = rate(&begun, state).filter(|_| bytes > 0) {
+            let _ = write!(to, "{:#}", HumanDuration(Duration::from_secs_f64(bytes as f64 / rate)));
+        }
+    })
 }
 
 /// The first digits of a layer's digest.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use nix::fcntl::Flock;
 use oci_spec::image::{Descriptor, Digest, MediaType};
 use sha2::{Digest as _, Sha256};
+use shim::fault;
 
 use super::{Content, Error, Result, digest_of, remove_file};
 
@@ -130,8 +131,14 @@ impl<'a> Writer<'a> {
 
     /// Gives a sealed blob its name. Its data must be on disk.
     pub fn place(&mut self, digest: &Digest) -> Result<()> {
-        let blob = self.content.blob_path(digest)?;
-        fs::rename(&self.path, &blob).map_err(Error::io("rename into place", blob.display()))?;
+        fault::point("content.place.before");
+        if self.expected.is_some() {
+            self.content.place(digest)?;
+        } else {
+            let blob = self.content.blob_path(digest)?;
+            fs::rename(&self.path, &blob).map_err(Error::io("rename into place", blob.display()))?;
+        }
+        fault::point("content.place.after");
         self.done = true;
         Ok(())
     }

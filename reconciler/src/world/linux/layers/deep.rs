@@ -3,10 +3,11 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::super::content::{Content, Error, Result};
-use super::super::unpack::apply;
-use super::{Job, Layers};
+use super::super::unpack::{Place, apply};
+use super::Layers;
 use crate::image::manifest::{ChainId, Loaded};
 
 impl Layers {
@@ -19,23 +20,19 @@ impl Layers {
             if self.meta(chain)?.is_none() || !content.sound(blob.digest())? {
                 continue;
             }
-            let job = Job {
-                chain,
-                diff_id: &image.diff_ids[i],
-                blob,
+            let again = self.aside()?;
+            let place = Place {
+                target: &again.tree(),
+                form: self.form,
+                limits: &self.limits,
+                memory: &Arc::default(),
             };
-            if !self.same(content, &job)? {
+            apply(content.open_blob(blob.digest())?, &image.diff_ids[i], place)?;
+            if !same_files(&again.tree(), &self.fs(chain)?)? {
                 differing.push(chain.clone());
             }
         }
         Ok(differing)
-    }
-
-    fn same(&self, content: &Content, job: &Job) -> Result<bool> {
-        let aside = self.aside()?;
-        let again = aside.path.join("fs");
-        apply(content.open_blob(job.blob.digest())?, job.diff_id, &again, &self.limits)?;
-        same_files(&again, &self.fs(job.chain)?)
     }
 }
 
@@ -46,6 +43,9 @@ fn same_files(a: &Path, b: &Path) -> Result<bool> {
         let here = a.join(&dir);
         for entry in fs::read_dir(&here).map_err(Error::io("list", here.display()))? {
             let entry = entry.map_err(Error::io("list", here.display()))?;
+            if entry.file_name().as_encoded_bytes().starts_with(b".wh.") {
+                continue; // a mark that a settled tree has no more
+            }
             let (path, kind) = (dir.join(entry.file_name()), entry.file_type());
             match kind.map_err(Error::io("stat", here.display()))? {
                 kind if kind.is_dir() => pending.push(path),

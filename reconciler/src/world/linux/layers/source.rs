@@ -16,6 +16,11 @@ pub trait Source: Sync {
     fn slow(&self) -> bool {
         false
     }
+
+    /// Whether nobody waits for the image any more.
+    fn stopped(&self) -> bool {
+        false
+    }
 }
 
 /// A blob being read while its layer is unpacked.

@@ -150,7 +150,7 @@ fn a_copy_is_what_overlay_shows() {
     let image = store(&node.content, &three_layers());
     let chain = node.layers.ensure(&node.content, &image).unwrap();
     let copy = node.root.path().join("copy");
-    super::super::copy::merge(&node.layers.lower(&chain).unwrap(), &copy).unwrap();
+    super::super::copy::merge(&node.layers.lower(&chain).unwrap(), &copy, None).unwrap();
     let mut want = census(&node.merged(&chain));
     // Overlay still counts the other name, which a higher layer hides.
     let hard = want.get_mut("etc/hard").unwrap();
@@ -244,7 +244,7 @@ fn twenty_callers_unpack_once() {
     // A second unpacking of a layer would have buried the first one.
     assert_eq!(node.in_trash(), 0);
     assert_eq!(node.layers.names().unwrap().len(), 3);
-    assert!(lock(&node.layers.flights).is_empty() && *node.layers.unpacking.borrow() == 0);
+    assert!(node.layers.claims.is_empty() && *node.layers.unpacking.borrow() == 0);
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn owners_are_mapped_for_a_user_namespace() {
     };
     fs::create_dir_all(at("mapped/5")).unwrap(); // left by a crash
     for _ in 0..2 {
-        mount_rootfs_mapped(&lower, &at("upper"), &at("work"), &at("target"), mapping).unwrap();
+        assert!(mount_rootfs_mapped(&lower, &at("upper"), &at("work"), &at("target"), mapping).unwrap());
     }
     drop(child.stdin.take());
     child.wait().unwrap();

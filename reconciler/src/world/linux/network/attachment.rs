@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use shim::fault;
 
 use super::error::{Error, Result, system};
 use super::{Cidr, PortMapping};
@@ -116,6 +117,7 @@ impl Attachment {
             why: e.to_string(),
         })?;
         let write = || {
+            fault::check("attachment.write.before")?;
             let mut file = OpenOptions::new()
                 .write(true)
                 .create(true)
@@ -126,18 +128,19 @@ impl Attachment {
             if self.kind == Kind::Cni {
                 file.sync_data()?;
             }
+            fault::check("attachment.write.torn")?;
             fs::rename(&temp, &path)?;
             if self.kind == Kind::Cni {
-                File::open(dir)?.sync_all()
-            } else {
-                Ok(())
+                File::open(dir)?.sync_all()?;
             }
+            fault::check("attachment.write.after")
         };
         write().map_err(system("write", path.display()))
     }
 
     /// Unlinks it; absent is success. Not durable: DEL of what comes back after a power cut is harmless.
     pub fn remove(dir: &Path) -> Result<()> {
+        fault::point("attachment.remove.before");
         match fs::remove_file(dir.join(FILE)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(system("remove", dir.join(FILE).display())(e)),
             _ => Ok(()),

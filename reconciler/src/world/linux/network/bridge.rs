@@ -101,6 +101,7 @@ impl Bridge {
                 .build();
             present(handle.link().add(new).execute().await).map_err(netlink("make bridge", &self.name))?;
         }
+        shim::fault::point("bridge.ensure.torn");
         let up = LinkUnspec::new_with_name(&self.name)
             .alias(mark(&self.instance))
             .up()
@@ -117,6 +118,7 @@ impl Bridge {
         for (path, value) in self.sysctls() {
             sysctl(&path, value)?;
         }
+        shim::fault::point("bridge.ensure.up");
         for net in &self.nets {
             links.add_address(link.index, net.nth(1)).await?;
         }

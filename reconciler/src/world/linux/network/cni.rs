@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use shim::fault;
 
 use super::attachment::{Attachment, Cni as Stored, Kind, boot_id};
 use super::conflist::{Conflist, Plugin};
@@ -81,7 +82,9 @@ impl Cni {
         let mut result = None;
         for plugin in &list.plugins {
             let config = config(&list, plugin, &stored, result.as_ref());
+            fault::point("cni.add.before");
             let printed = self.runner.run(Verb::Add, &plugin.kind, &config, &env).await?;
+            fault::point("cni.add.after");
             let why = || "it printed no result".to_string();
             let odd = |why| Error::PluginOutput {
                 plugin: plugin.kind.clone(),
@@ -117,10 +120,12 @@ impl Cni {
         let mut failures = Vec::new();
         for plugin in list.plugins.iter().rev() {
             let config = config(&list, plugin, &stored, result);
+            fault::point("cni.del.before");
             if let Err(error) = self.runner.run(Verb::Del, &plugin.kind, &config, &env).await {
                 failures.push(error.to_string());
             }
         }
+        fault::point("cni.del.after");
         match failures.is_empty() {
             true => Ok(()),
             false => Err(Error::Delete {

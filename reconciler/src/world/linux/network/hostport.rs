@@ -130,6 +130,7 @@ impl HostPorts {
         for port in &pod.ports {
             pod.held.extend(hold(port, &pod.ips)?);
         }
+        shim::fault::point("hostport.ensure.held");
         let elements = pod.elements.clone();
         memory.pods.insert(attachment.uid.clone(), pod);
         let made = if memory.made {
@@ -147,6 +148,7 @@ impl HostPorts {
             return Err(error);
         }
         drop(memory);
+        shim::fault::point("hostport.ensure.torn");
         forget_before(&elements)
     }
 

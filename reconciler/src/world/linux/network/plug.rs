@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVeth};
 use rtnetlink::{LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVeth};
 use sha2::{Digest, Sha256};
+use shim::fault;
 
 use super::attachment::Attachment;
 use super::bridge::{Bridge, mark};
@@ -105,7 +106,9 @@ impl Plug {
             }
             tracing::info!(uid = attachment.uid, ?faults, "restoring the pod's link");
         }
+        fault::point("plug.ensure.before");
         self.pair(links, bridge, index, attachment).await?;
+        fault::point("plug.ensure.paired");
         let (inside, ifname) = (&self.inside, &attachment.ifname);
         let eth0 = inside
             .by_name(ifname)
@@ -132,6 +135,7 @@ impl Plug {
         for new in attachment.addresses.iter().filter(|a| !addresses.contains(a)) {
             inside.add_address(eth0.index, *new).await?;
         }
+        fault::point("plug.ensure.addressed");
         for gateway in &attachment.gateways {
             inside.add_default_route(eth0.index, *gateway).await?;
         }
@@ -190,6 +194,7 @@ impl Plug {
                 .await
                 .map_err(netlink("put on the bridge", &name))?;
         }
+        fault::point("plug.ensure.unmarked");
         // The kernel takes neither alias nor port flags with a new link.
         let port = LinkBridgePort::new(0)
             .name(name.clone())
@@ -208,6 +213,7 @@ impl Plug {
 
 /// Removes the host end of a pod whose namespace has no pin any more; absent is success.
 pub async fn unplug(instance: &str, uid: &str) -> Result<()> {
+    fault::point("plug.remove.before");
     let links = Links::here()?;
     match links.by_name(&host_link(instance, uid)).await? {
         Some(link) if link.alias.as_deref().is_none_or(|a| a == pod_mark(instance, uid)) => links.delete(&link).await,

@@ -6,6 +6,7 @@ use super::super::content::{self, DOCUMENT_LIMIT};
 use super::super::images::Images;
 use super::super::registry::Access;
 use super::Failure;
+use super::flights::Turn;
 use crate::image::manifest::{self, Document, Loaded, Platform};
 
 /// How deep indexes may nest.
@@ -49,9 +50,16 @@ pub async fn fetch(images: &Images, access: &Access) -> Result<(Descriptor, Load
 }
 
 async fn configuration(images: &Images, access: &Access, config: &Descriptor) -> Result<(), Failure> {
-    if images.document(config).await?.is_some() {
-        return Ok(());
-    }
+    let _turn = loop {
+        if images.document(config).await?.is_some() {
+            return Ok(());
+        }
+        match images.inner().flights.turn(config.digest()) {
+            Turn::Mine(flight) => break flight,
+            // Until that fetch has ended.
+            Turn::Theirs(mut theirs) => while theirs.changed().await.is_ok() {},
+        }
+    };
     if config.size() > DOCUMENT_LIMIT {
         return Err(Failure::Content(content::Error::TooBig {
             object: format!("configuration {}", config.digest()),

@@ -9,11 +9,15 @@
 //!                one flush, then blobs and layers get their names
 //! ```
 //!
+//! Pulls share: a blob that one of them fetches is waited for by the others, which read it as soon as it is whole; a
+//! layer that one of them unpacks likewise, once it has its name.
+//!
 //! Nothing here writes a record: without one, what was fetched is garbage that a further pull may still use. A half
 //! fetched blob stays in the content store's `ingest` and is resumed, by a later process too.
 
 mod documents;
-mod locks;
+mod flights;
+mod pins;
 mod progress;
 mod stream;
 
@@ -24,7 +28,8 @@ use state::pull::PullFailure;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-pub use self::locks::{Locks, Pinned, Pins};
+pub use self::flights::Flights;
+pub use self::pins::{Pinned, Pins};
 pub use self::progress::Progress;
 use self::stream::Fetch;
 use super::content;
@@ -87,11 +92,12 @@ impl Failure {
 }
 
 /// Stops the blocking half of a pull when its asynchronous half is dropped.
-struct Stopper(watch::Sender<bool>);
+struct Stopper(watch::Sender<bool>, Arc<Inner>);
 
 impl Drop for Stopper {
     fn drop(&mut self) {
         self.0.send_replace(true);
+        self.1.layers.wake();
     }
 }
 
@@ -100,7 +106,6 @@ impl Images {
     pub(super) async fn fetch(&self, access: &Access, progress: &Arc<Progress>) -> Result<Pulled, Failure> {
         let (root, image) = documents::fetch(self, access).await?;
         let pinned = self.inner().pins.pin(needs(&root, &image));
-        let locks = self.inner().locks.take(missing_blobs(self.inner(), &image)?).await;
         // A partial blob may prove damaged only at its end; from its beginning it is fetched once more, then.
         let image = match self.layers_of(access, image.clone(), progress).await {
             Err((failure, true)) if matches!(failure, Failure::Content(content::Error::Digest { .. })) => {
@@ -109,7 +114,6 @@ impl Images {
             }
             other => other,
         };
-        drop(locks);
         Ok(Pulled {
             digest: root.digest().clone(),
             image: image.map_err(|(failure, _)| failure)?,
@@ -124,12 +128,12 @@ impl Images {
         image: Loaded,
         progress: &Arc<Progress>,
     ) -> Result<Loaded, (Failure, bool)> {
-        let stop = Stopper(watch::Sender::new(false));
         let (store, registry) = (self.inner().clone(), self.registry().clone());
+        let stop = Stopper(watch::Sender::new(false), store.clone());
         let (access, progress, stopping) = (access.clone(), progress.clone(), stop.0.clone());
         let handle = Handle::current();
         let work = tokio::task::spawn_blocking(move || {
-            let fetch = Fetch::new(&store.content, (&registry, &access), &progress, handle, stopping);
+            let fetch = Fetch::new(&store, (&registry, &access), &progress, handle, stopping);
             let work = || {
                 progress.begin(&image, &store.layers.missing(&image.chain_ids)?);
                 store.layers.ensure(&fetch, &image)?;
@@ -152,14 +156,4 @@ fn needs(root: &Descriptor, image: &Loaded) -> Vec<String> {
     let blobs = image.blobs().map(|blob| blob.digest().to_string());
     let layers = image.chain_ids.iter().map(ToString::to_string);
     blobs.chain(layers).chain([root.digest().to_string()]).collect()
-}
-
-fn missing_blobs(store: &Inner, image: &Loaded) -> content::Result<Vec<Digest>> {
-    let mut missing = Vec::new();
-    for blob in image.manifest.layers() {
-        if !store.content.exists(blob)? {
-            missing.push(blob.digest().clone());
-        }
-    }
-    Ok(missing)
 }

@@ -12,35 +12,48 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::super::content::{Content, Error, Result, Writer};
+use super::super::images::Inner;
 use super::super::layers::{Source, Stream};
 use super::super::registry::{self, Access, Blob, Registry};
 use super::super::unpack::Tree;
+use super::flights::{Flight, Flights, Turn};
 use super::{Failure, Progress};
 
 /// Fetches for the blocking threads of one pull.
 pub struct Fetch<'a> {
-    pub content: &'a Content,
-    pub registry: &'a Registry,
-    pub access: &'a Access,
-    pub progress: &'a Progress,
-    pub handle: Handle,
+    content: &'a Content,
+    flights: &'a Flights,
+    registry: &'a Registry,
+    access: &'a Access,
+    progress: &'a Progress,
+    handle: Handle,
     /// True once nobody waits any more, or a part has failed.
-    pub stop: watch::Sender<bool>,
+    stop: watch::Sender<bool>,
     failure: Mutex<Option<Failure>>,
     /// Something that an earlier pull had left was built upon.
     resumed: AtomicBool,
 }
 
+/// How a blob is come by.
+enum Begun<'a> {
+    /// It is here.
+    Present,
+    Tee(Box<Tee<'a>>),
+    /// Another pull has fetched all of it, and has not given it its name yet.
+    Shared(Shared<'a>),
+}
+
 impl<'a> Fetch<'a> {
     pub fn new(
-        content: &'a Content,
+        store: &'a Inner,
         (registry, access): (&'a Registry, &'a Access),
         progress: &'a Progress,
         handle: Handle,
         stop: watch::Sender<bool>,
     ) -> Fetch<'a> {
         Fetch {
-            content,
+            content: &store.content,
+            flights: &store.flights,
             registry,
             access,
             progress,
@@ -63,24 +76,70 @@ impl<'a> Fetch<'a> {
 
     /// A blob that nobody unpacks.
     pub fn blob(&self, blob: &Descriptor) -> Result<()> {
-        let Some(mut tee) = Tee::open(self, blob)? else {
-            return Ok(());
-        };
-        io::copy(&mut tee, &mut io::sink()).map_err(Error::io("fetch", blob.digest()))?;
-        tee.writer.commit(MediaType::from(blob.media_type().as_ref())).map(drop)
+        match self.begin(blob)? {
+            Begun::Present => Ok(()),
+            Begun::Tee(mut tee) => {
+                io::copy(&mut tee, &mut io::sink()).map_err(Error::io("fetch", blob.digest()))?;
+                tee.writer.commit(MediaType::from(blob.media_type().as_ref())).map(drop)
+            }
+            Begun::Shared(shared) => {
+                shared.file.sync_data().map_err(Error::io("flush", blob.digest()))?;
+                self.content.place(blob.digest())
+            }
+        }
     }
 
-    /// Runs a request to its end, or until nobody waits.
-    fn wait<T>(&self, request: impl Future<Output = registry::Result<T>>) -> io::Result<T> {
+    /// Waits for another pull that fetches the same blob, but no longer than until that is whole.
+    fn begin(&'a self, descriptor: &Descriptor) -> Result<Begun<'a>> {
+        loop {
+            let mut theirs = match self.flights.turn(descriptor.digest()) {
+                Turn::Mine(flight) => {
+                    let tee = Tee::open(self, descriptor, flight)?;
+                    return Ok(tee.map_or(Begun::Present, |tee| Begun::Tee(Box::new(tee))));
+                }
+                Turn::Theirs(theirs) => theirs,
+            };
+            let failed = Error::io("wait for", descriptor.digest());
+            if !self
+                .block(async { theirs.wait_for(|whole| *whole).await.is_ok() })
+                .map_err(failed)?
+            {
+                continue;
+            }
+            if let Some(file) = self.content.sealed(descriptor)? {
+                return Ok(Begun::Shared(Shared {
+                    fetch: self,
+                    digest: descriptor.digest().clone(),
+                    file,
+                    read: 0,
+                }));
+            }
+            if self.content.exists(descriptor)? {
+                return Ok(Begun::Present);
+            }
+            // Taken away between its end and our look; whoever has it must end before it can be had again.
+            let failed = Error::io("wait for", descriptor.digest());
+            self.block(async { while theirs.changed().await.is_ok() {} })
+                .map_err(failed)?;
+        }
+    }
+
+    /// Waits, but not once nobody waits for this pull.
+    fn block<T>(&self, future: impl Future<Output = T>) -> io::Result<T> {
         let mut stop = self.stop.subscribe();
         let outcome = self.handle.block_on(async {
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => Err(Failure::Cancelled),
-                outcome = request => outcome.map_err(Failure::Registry),
+                _ = stop.wait_for(|stop| *stop) => None,
+                outcome = future => Some(outcome),
             }
         });
-        outcome.map_err(|failure| self.fail(failure))
+        outcome.ok_or_else(|| self.fail(Failure::Cancelled))
+    }
+
+    /// Runs a request to its end, or until nobody waits.
+    fn wait<T>(&self, request: impl Future<Output = registry::Result<T>>) -> io::Result<T> {
+        self.block(request)?.map_err(|e| self.fail(Failure::Registry(e)))
     }
 
     /// Notes the first failure and stops the others.
@@ -97,9 +156,10 @@ impl<'a> Fetch<'a> {
 
 impl Source for Fetch<'_> {
     fn open(&self, blob: &Descriptor) -> Result<Box<dyn Stream + '_>> {
-        match Tee::open(self, blob)? {
-            Some(tee) => Ok(Box::new(tee)),
-            None => {
+        match self.begin(blob)? {
+            Begun::Tee(tee) => Ok(tee),
+            Begun::Shared(shared) => Ok(Box::new(shared)),
+            Begun::Present => {
                 self.progress.done(blob.digest(), blob.size());
                 self.content.open(blob)
             }
@@ -108,6 +168,10 @@ impl Source for Fetch<'_> {
 
     fn slow(&self) -> bool {
         true
+    }
+
+    fn stopped(&self) -> bool {
+        *self.stop.borrow()
     }
 }
 
@@ -121,11 +185,13 @@ struct Tee<'a> {
     chunk: Bytes,
     sealed: Option<Digest>,
     read: u64,
+    /// Dropped after the writer, whose lock the next one takes.
+    flight: Flight<'a>,
 }
 
 impl<'a> Tee<'a> {
     /// `None`: the blob is here.
-    fn open(fetch: &'a Fetch<'a>, descriptor: &Descriptor) -> Result<Option<Tee<'a>>> {
+    fn open(fetch: &'a Fetch<'a>, descriptor: &Descriptor, flight: Flight<'a>) -> Result<Option<Tee<'a>>> {
         let Some(writer) = fetch
             .content
             .writer(Some(descriptor.digest()), Some(descriptor.size()))?
@@ -148,6 +214,7 @@ impl<'a> Tee<'a> {
             chunk: Bytes::new(),
             sealed: None,
             read: 0,
+            flight,
         }))
     }
 
@@ -208,6 +275,7 @@ impl Stream for Tee<'_> {
             Ok(digest) => self.sealed = Some(digest),
             Err(e) => return Err(e),
         }
+        self.flight.whole();
         applied
     }
 
@@ -216,5 +284,28 @@ impl Stream for Tee<'_> {
             Some(digest) => self.writer.place(&digest),
             None => Ok(()),
         }
+    }
+}
+
+/// A blob that another pull has fetched, read while that is still at work.
+struct Shared<'a> {
+    fetch: &'a Fetch<'a>,
+    digest: Digest,
+    file: File,
+    read: u64,
+}
+
+impl Read for Shared<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(buf)?;
+        self.read += n as u64;
+        self.fetch.progress.done(&self.digest, self.read);
+        Ok(n)
+    }
+}
+
+impl Stream for Shared<'_> {
+    fn keep(self: Box<Self>) -> Result<()> {
+        self.fetch.content.place(&self.digest)
     }
 }

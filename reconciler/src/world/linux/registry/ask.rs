@@ -1,16 +1,16 @@
 //! One wish, every way to it: endpoint after endpoint, at each of them credential after credential and then none, with
 //! the retries that a status deserves. What all of them said becomes one error.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode, Url};
 
 use super::auth::{self, Grant, GrantKey};
 use super::challenge::{Challenge, challenges};
 use super::credentials::{Credential, CredentialKind};
 use super::error::{Answer, Error, Result, plain};
-use super::hosts::{self, Endpoint, Hosts};
+use super::hosts::{self, Endpoint, Hosts, Role};
 use super::transport::{Body, Failure, Message};
 use super::{Access, Registry};
 
@@ -336,10 +336,18 @@ impl Registry {
     }
 }
 
-/// Seconds; the form with a date is rare, and clocks differ.
+/// Seconds, or a date (RFC 9110, 10.2.3): that is told by the other side's clock, so by its own `Date` where there is one.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    let text = |name: HeaderName| Some(headers.get(name)?.to_str().ok()?.trim());
+    let after = text(RETRY_AFTER)?;
+    if let Ok(seconds) = after.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let at = httpdate::parse_http_date(after).ok()?;
+    let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok());
+    let now = now.unwrap_or_else(SystemTime::now);
+    // What is past is now.
+    Some(at.duration_since(now).unwrap_or_default())
 }
 
 /// `/v2/<path>/<tail>` at an endpoint, with the registry's name where the host has another.
@@ -359,8 +367,11 @@ fn scope(access: &Access, need: Need) -> String {
 }
 
 /// The credentials that may be shown to an endpoint: those for its host; those for no host in particular go to the
-/// registry itself, never to a mirror.
+/// registry itself, never to a mirror; none go to where a descriptor's `urls` lead.
 fn held_for<'a>(access: &'a Access, endpoint: &Endpoint) -> Vec<&'a Credential> {
+    if endpoint.role == Role::Foreign {
+        return Vec::new();
+    }
     let host = canonical(&endpoint.host());
     let own = host == canonical(access.reference.host());
     let meant = |credential: &&Credential| {
@@ -415,5 +426,41 @@ fn verdict(object: &str, mut misses: Vec<Miss>) -> Error {
         (_, _, true, _) => Error::Absent { object, answers },
         (_, _, _, true) => Error::setup(object, told()),
         _ => Error::Unreachable { object, answers },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let after = |pairs: &[(HeaderName, &str)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
+            retry_after(&HeaderMap::from_iter(pairs))
+        };
+        assert_eq!(after(&[(RETRY_AFTER, " 7 ")]), Some(Duration::from_secs(7)));
+        let at = (RETRY_AFTER, "Wed, 21 Oct 2015 07:28:30 GMT");
+        let date = |text| (DATE, text);
+        for (text, seconds) in [
+            ("Wed, 21 Oct 2015 07:28:00 GMT", 30),
+            ("Wednesday, 21-Oct-15 07:28:00 GMT", 30),
+            ("Wed Oct 21 07:28:29 2015", 1),
+            ("Wed, 21 Oct 2015 07:30:00 GMT", 0),
+        ] {
+            assert_eq!(
+                after(&[at.clone(), date(text)]),
+                Some(Duration::from_secs(seconds)),
+                "{text}"
+            );
+        }
+        assert_eq!(after(&[at]), Some(Duration::ZERO), "by our own clock it is long past");
+        let later = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(100));
+        assert!(after(&[(RETRY_AFTER, &later)]).is_some_and(|wait| (90..=100).contains(&wait.as_secs())));
+        for nonsense in ["", "soon", "-3", "Wed, 99 Oct 2015 07:28:30 GMT"] {
+            assert_eq!(after(&[(RETRY_AFTER, nonsense)]), None, "{nonsense}");
+        }
     }
 }

@@ -89,7 +89,7 @@ fn foreign(descriptor: &Descriptor) -> Vec<Target> {
             Target {
                 endpoint: Endpoint {
                     url: url.clone(),
-                    role: Role::Mirror,
+                    role: Role::Foreign,
                     capabilities: Capabilities::ALL,
                     tls: Tls::default(),
                     guess: false,

@@ -36,7 +36,7 @@ const SCRUB_LEAST: usize = 4;
 /// One credential and where it came from. Its `Debug` shows no secret.
 #[derive(Clone, Default)]
 pub struct Credential {
-    /// For messages: `imagePullSecrets[0]`, `/etc/reconcile/auth.json`, `the request`.
+    /// For messages: `imagePullSecrets default/regcred`, `/etc/reconcile/auth.json`, `the request`.
     pub source: String,
     /// Host it is for, `host[:port]` or a URL; empty: the registry of the reference.
     pub server_address: String,
@@ -142,7 +142,7 @@ fn decoded(auth: &str) -> Option<CredentialKind> {
 #[derive(Clone, Default)]
 pub struct Keyring {
     /// Docker configurations (`.dockerconfigjson` or the older `.dockercfg`) with their names, e.g.
-    /// `imagePullSecrets[0]`. They may not name programs.
+    /// `imagePullSecrets default/regcred`. They may not name programs.
     pub secrets: Vec<(String, Vec<u8>)>,
     /// Files of the same form, in order; those that are not there are passed over.
     pub files: Vec<PathBuf>,
@@ -167,16 +167,18 @@ impl Keyring {
         Keyring { secrets, files }
     }
 
-    /// Credentials for the reference: place by place, the longest matching path first. The second half says what could
-    /// not be read.
+    /// Credentials for the reference: secrets together, then file by file, the longest matching path first. The second
+    /// half says what could not be read.
     pub async fn matching(&self, reference: &Reference) -> (Vec<Credential>, Vec<String>) {
         let (mut found, mut notes) = (Vec::new(), Vec::new());
+        let mut entries = Vec::new();
         for (name, bytes) in &self.secrets {
             match DockerConfig::parse(bytes) {
-                Ok(config) => config.entries(name, reference, &mut found, &mut notes),
+                Ok(config) => entries.extend(config.entries(name, reference, &mut notes)),
                 Err(problem) => notes.push(format!("{name}: {problem}")),
             }
         }
+        found.extend(most_particular_first(entries));
         for path in &self.files {
             let name = path.display().to_string();
             let config = match read(path).await {
@@ -187,7 +189,7 @@ impl Keyring {
             match config {
                 Ok(config) => {
                     config.helped(&name, reference, &mut found, &mut notes).await;
-                    config.entries(&name, reference, &mut found, &mut notes);
+                    found.extend(most_particular_first(config.entries(&name, reference, &mut notes)));
                 }
                 Err(problem) => notes.push(format!("{name}: {problem}")),
             }
@@ -242,27 +244,27 @@ impl DockerConfig {
         })
     }
 
-    /// Entries that match, the most particular first.
-    fn entries(&self, name: &str, reference: &Reference, found: &mut Vec<Credential>, notes: &mut Vec<String>) {
-        let mut matching: Vec<_> = self
-            .auths
-            .iter()
-            .filter_map(|(key, config)| Some((weight(key, reference)?, key, config)))
-            .collect();
-        matching.sort_by_key(|(weight, ..)| std::cmp::Reverse(*weight));
-        for (_, key, config) in matching {
+    /// Entries that match.
+    fn entries(&self, name: &str, reference: &Reference, notes: &mut Vec<String>) -> Vec<(Weight, Credential)> {
+        let mut found = Vec::new();
+        for (key, config) in &self.auths {
+            let Some(weight) = weight(key, reference) else { continue };
             match Credential::from_auth_config(name, config) {
-                Ok(Some(credential)) => found.push(Credential {
-                    source: format!("{name} ({key})"),
-                    server_address: reference.host().to_owned(),
-                    ..credential
-                }),
+                Ok(Some(credential)) => found.push((
+                    weight,
+                    Credential {
+                        source: format!("{name} ({key})"),
+                        server_address: reference.host().to_owned(),
+                        ..credential
+                    },
+                )),
                 Ok(None) => {}
                 Err(_) => notes.push(format!(
                     "{name}: the entry {key:?} has an auth that is not base64 of user:password"
                 )),
             }
         }
+        found
     }
 
     /// What the programs say that are named for the host.
@@ -293,9 +295,18 @@ impl DockerConfig {
     }
 }
 
+/// How particular an entry is.
+type Weight = (usize, bool, usize);
+
+/// Those of equal weight stay in their order.
+fn most_particular_first(mut entries: Vec<(Weight, Credential)>) -> impl Iterator<Item = Credential> {
+    entries.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
+    entries.into_iter().map(|(_, credential)| credential)
+}
+
 /// How particular a key is to the reference: components of its path, then of its host; `None` if it does not match. A
 /// `*` stands for a part of the host, as the kubelet has it.
-fn weight(key: &str, reference: &Reference) -> Option<(usize, bool, usize)> {
+fn weight(key: &str, reference: &Reference) -> Option<Weight> {
     let rest = key.split_once("://").map_or(key, |(_, rest)| rest);
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let host = canonical(host);

@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Answer {
     /// `host[:port]` that was asked.
     pub host: String,
-    /// Whose credential was shown (`imagePullSecrets[0]`, a file); `None` if nothing was.
+    /// Whose credential was shown (`imagePullSecrets default/regcred`, a file); `None` if nothing was.
     pub source: Option<String>,
     /// `401 Unauthorized: …`, `connection refused`.
     pub said: String,

@@ -17,6 +17,7 @@ pub mod credentials;
 mod error;
 mod explain;
 mod hosts;
+mod identity;
 mod manifest;
 mod meter;
 mod push;

@@ -15,11 +15,12 @@ use reqwest::{Client, Method, Request, Response, Url};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::error::plain;
 use super::hosts::{Endpoint, Tls, authority, is_loopback};
+use super::identity::Identities;
 
 /// Redirects of one request.
 const REDIRECTS: usize = 10;
@@ -163,7 +164,7 @@ impl Transport {
         let host = authority(url);
         let mut tls = endpoint.tls.clone();
         if url.origin() != endpoint.url.origin() {
-            tls.client = None;
+            tls.client.clear();
             tls.skip_verify = tls.skip_verify && (!endpoint.lax || is_loopback(&host));
         }
         let key = Key {
@@ -247,26 +248,17 @@ fn build(key: &Key) -> Result<Client, Failure> {
     let config = if key.tls.skip_verify {
         config
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+            .with_custom_certificate_verifier(Arc::new(Unverified(provider.clone())))
     } else {
         config.with_root_certificates(roots(key)?)
     };
-    let mut config = match &key.tls.client {
-        None => config.with_no_client_auth(),
-        Some((cert, file)) => {
-            let chain = certificates(cert)?;
-            let file = file.as_ref().unwrap_or(cert);
-            let private = PrivateKeyDer::from_pem_slice(&pem(file)?)
-                .map_err(|e| setup(&format!("{}: no private key in it: {e}", file.display())))?;
-            config
-                .with_client_auth_cert(chain, private)
-                .map_err(|e| setup(&format!("client certificate {}: {e}", cert.display())))?
-        }
+    let mut config = match key.tls.client.as_slice() {
+        [] => config.with_no_client_auth(),
+        pairs => config.with_client_cert_resolver(Arc::new(Identities::read(pairs, &provider)?)),
     };
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let mut builder = Client::builder()
         .tls_backend_preconfigured(config)
-        .http1_only()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(key.dial_timeout)
         .tcp_keepalive(Duration::from_secs(30))
@@ -299,7 +291,7 @@ fn roots(key: &Key) -> Result<RootCertStore, Failure> {
     Ok(store)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
+pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem(path)?).collect();
     match parsed {
         Ok(all) if !all.is_empty() => Ok(all),
@@ -308,7 +300,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     }
 }
 
-fn pem(path: &Path) -> Result<Vec<u8>, Failure> {
+pub(super) fn pem(path: &Path) -> Result<Vec<u8>, Failure> {
     use std::io::Read;
     let mut bytes = Vec::new();
     let read = fs::File::open(path).and_then(|file| file.take(PEM_LIMIT).read_to_end(&mut bytes));

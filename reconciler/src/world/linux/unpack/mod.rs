@@ -11,12 +11,15 @@
 //! The stream is hostile. Each path is resolved by the kernel below the target (openat2 RESOLVE_IN_ROOT), once per
 //! directory; then only single names are made, with O_EXCL and without following links.
 
+mod memory;
 mod pax;
 pub(crate) mod settle;
+mod spool;
 pub mod tar;
 mod tree;
 pub mod verify;
 pub mod whiteout;
+mod whole;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -26,6 +29,7 @@ use std::io::Read;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
@@ -36,6 +40,7 @@ use serde::{Deserialize, Serialize};
 
 use super::content::{Error, Result};
 
+pub use self::memory::Memory;
 pub use self::tree::Tree;
 
 /// What a hostile layer may cost at most.
@@ -55,10 +60,30 @@ impl Default for Limits {
         Limits {
             entries: 1_000_000,
             name: 4096,
-            depth: 1024,
+            depth: 256,
             bytes: 128 << 30,
         }
     }
+}
+
+/// What the directory of a layer holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// What the layer itself says, with overlay's marks.
+    #[default]
+    Stacked,
+    /// The tree up to this layer (see [`whole`]).
+    Whole,
+}
+
+/// Where a layer goes, and what it may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// An empty directory; the one it lies in is used too.
+    pub target: &'a Path,
+    pub form: Form,
+    pub limits: &'a Limits,
+    pub memory: &'a Arc<Memory>,
 }
 
 /// What is known of an unpacked layer, kept beside it as `meta.json`.
@@ -81,28 +106,34 @@ pub fn unpack(
     lower: &[PathBuf],
     limits: &Limits,
 ) -> Result<LayerMeta> {
-    let mut tree = apply(blob, diff_id, target, limits)?;
+    let place = Place {
+        target,
+        form: Form::Stacked,
+        limits,
+        memory: &Arc::default(),
+    };
+    let mut tree = apply(blob, diff_id, place)?;
     tree.settle(lower)?;
     tree.meta()
 }
 
 /// The half of [`unpack`] that needs no other layer. The diff ID is verified.
-pub fn apply(blob: impl Read, diff_id: &Digest, target: &Path, limits: &Limits) -> Result<Tree> {
-    let mut tree = Tree::open(target, diff_id, limits)?;
-    let (_, plain) = verify::decompress(blob).map_err(|e| tar::stream("layer", e))?;
+pub fn apply(blob: impl Read, diff_id: &Digest, place: Place<'_>) -> Result<Tree> {
+    let mut tree = Tree::open(diff_id, place)?;
+    let limits = place.limits;
+    let (_, plain) = verify::decompress(blob, place.memory).map_err(|e| tar::stream("layer", e))?;
     let mut reader = tar::Reader::new(verify::Metered::new(plain, limits.bytes), limits.name);
     let mut entries = 0;
     while let Some(entry) = reader.next_entry()? {
         entries += 1;
         if entries > limits.entries {
-            return Err(Error::invalid(
-                "layer",
-                format!("has more than {} entries", limits.entries),
-            ));
+            let problem = format!("is one entry too many: a layer has {} at most", limits.entries);
+            return Err(Error::invalid(entry.name(), problem));
         }
         tree.apply(&entry, &mut reader)?;
     }
     reader.drain()?;
+    tree.applied();
     let got = reader.into_inner().digest();
     if got != *diff_id {
         return Err(Error::Digest {

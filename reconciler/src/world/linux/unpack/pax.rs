@@ -4,7 +4,7 @@ use super::super::content::Result;
 use super::tar::{broken, printable};
 
 /// Most pieces of one sparse file.
-pub const SPARSE_LIMIT: usize = 1 << 18;
+pub const SPARSE_LIMIT: usize = 1 << 16;
 
 /// What extended headers say of the member that follows.
 #[derive(Default)]

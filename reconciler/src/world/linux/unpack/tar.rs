@@ -12,7 +12,7 @@ use super::super::content::{Error, Result};
 use super::pax::{Extensions, SPARSE_LIMIT, Sparse, decimal, number};
 
 const BLOCK: usize = 512;
-/// Largest pax header or GNU long name, bytes (as Go's archive/tar).
+/// Bytes of all pax headers and GNU long names of one member together (Go's archive/tar: of each).
 const EXTENSION_LIMIT: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,8 @@ pub struct Reader<R> {
     padding: u64,
     /// Longest path, bytes.
     name_limit: usize,
+    /// Bytes of the current member's extended headers so far.
+    extensions: u64,
     ended: bool,
 }
 
@@ -82,6 +84,7 @@ impl<R: Read> Reader<R> {
             left: 0,
             padding: 0,
             name_limit,
+            extensions: 0,
             ended: false,
         }
     }
@@ -90,6 +93,7 @@ impl<R: Read> Reader<R> {
     pub fn next_entry(&mut self) -> Result<Option<Entry>> {
         let mut extensions = Extensions::default();
         let mut extended = false;
+        self.extensions = 0;
         loop {
             let Some(header) = self.header()? else {
                 return if extended {
@@ -185,7 +189,9 @@ impl<R: Read> Reader<R> {
     /// All data of an extension header.
     fn extension(&mut self, header: &Header) -> Result<Vec<u8>> {
         let size = header_number(&header.as_old().size, "archive", "size")?;
-        if size > EXTENSION_LIMIT {
+        // A whole block each: empty ones without end are refused too.
+        self.extensions = self.extensions.saturating_add(size).saturating_add(BLOCK as u64);
+        if self.extensions > EXTENSION_LIMIT + BLOCK as u64 {
             return Err(Error::TooBig {
                 object: "extended header in archive".into(),
                 limit: EXTENSION_LIMIT,
@@ -434,7 +440,7 @@ pub(super) fn broken(object: &str, problem: impl std::fmt::Display) -> Error {
 pub(crate) fn stream(object: &str, cause: io::Error) -> Error {
     if cause.get_ref().is_some_and(|inner| inner.is::<Error>()) {
         let inner = cause.into_inner().and_then(|e| e.downcast::<Error>().ok());
-        return inner.map_or_else(|| Error::invalid(object, "cannot be read"), |e| *e);
+        return inner.map_or_else(|| Error::invalid(object, "cannot be read"), |e| e.of_member(object));
     }
     match cause.raw_os_error() {
         Some(_) => Error::io("read", object)(cause),

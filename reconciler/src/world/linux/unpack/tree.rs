@@ -1,6 +1,6 @@
 //! A layer's members become files.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -9,24 +9,32 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{
-    FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmod, fchmodat, futimens, makedev, mkdirat, mknodat, utimensat,
+    FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fchmod, fchmodat, futimens, makedev, mkdirat, mknodat,
+    utimensat,
 };
 use nix::unistd::{Gid, LinkatFlags, Uid, UnlinkatFlags, fchown, fchownat, linkat, symlinkat, unlinkat};
 use oci_spec::image::Digest;
 
-use super::super::content::{Error, Result};
+use super::super::content::{Error, Result, Usage};
 use super::super::{trash, xattr};
+use super::memory::Memory;
+use super::spool::Spool;
 use super::tar::{self, Entry, Kind, printable};
-use super::whiteout::{Mark, is_whiteout, make_opaque, make_whiteout, mark};
-use super::{LayerMeta, Limits, clean, confined, join, kind_of, look, may_set, split, timespec, tolerate, verify};
+use super::whiteout::{Mark, OPAQUE, is_whiteout, make_opaque, make_whiteout, mark, marker};
+use super::{
+    Form, LayerMeta, Limits, Place, clean, confined, join, kind_of, look, may_set, split, timespec, tolerate, verify,
+};
 
-/// Bytes of paths that may be remembered while a layer is unpacked.
-const MEMORY: usize = 128 << 20;
 /// Symbolic links followed while directories are made, as the kernel's own bound.
 const LINKS: usize = 40;
+const LISTED: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
 
 /// A layer's tree in the making.
 #[derive(Debug)]
@@ -39,18 +47,29 @@ pub struct Tree {
     /// Last parent used.
     cached: Option<(Vec<u8>, Arc<OwnedFd>)>,
     /// Directories with an entry of their own; times are set when nothing is added to them any more.
-    pub(super) times: HashMap<Vec<u8>, (i64, u32)>,
+    pub(super) times: Spool,
+    /// Marks that hide one name below; those that hide nothing go again.
+    pub(super) whiteouts: Spool,
     /// Real paths of directories made because something lies in them.
     pub(super) implicit: BTreeSet<Vec<u8>>,
     /// Hard links to files that this layer does not have: path to target.
     pub(super) borrowed: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) opaque: bool,
-    remembered: usize,
+    pub(super) form: Form,
+    /// What the layer itself takes, if its tree holds more.
+    pub(super) own: Option<Usage>,
+    memory: Arc<Memory>,
     buffer: Vec<u8>,
 }
 
 impl Tree {
-    pub(super) fn open(target: &Path, diff_id: &Digest, limits: &Limits) -> Result<Tree> {
+    pub(super) fn open(diff_id: &Digest, place: Place<'_>) -> Result<Tree> {
+        let Place {
+            target,
+            form,
+            limits,
+            memory,
+        } = place;
         let open = |path: &Path| {
             let fd = nix::fcntl::open(
                 path,
@@ -68,18 +87,22 @@ impl Tree {
             diff_id: diff_id.clone(),
             limits: limits.clone(),
             cached: None,
-            times: HashMap::new(),
+            times: Spool::default(),
+            whiteouts: Spool::default(),
             implicit: BTreeSet::new(),
             borrowed: BTreeMap::new(),
             opaque: false,
-            remembered: 0,
+            form,
+            own: None,
+            memory: memory.clone(),
             buffer: vec![0; 128 << 10],
         })
     }
 
     /// Hash and size of the settled tree.
     pub fn meta(&self) -> Result<LayerMeta> {
-        let (tree, usage) = verify::tree(self.root.as_fd())?;
+        let (tree, all) = verify::tree(self.root.as_fd())?;
+        let usage = self.own.unwrap_or(all);
         Ok(LayerMeta {
             diff_id: self.diff_id.clone(),
             bytes: usage.bytes,
@@ -88,15 +111,15 @@ impl Tree {
         })
     }
 
-    fn remember(&mut self, bytes: usize) -> Result<()> {
-        self.remembered += bytes + 64;
-        if self.remembered > MEMORY {
-            return Err(Error::TooBig {
-                object: "the layer's list of directories".into(),
-                limit: MEMORY as u64,
-            });
-        }
-        Ok(())
+    /// Nothing is written any more until the tree is settled.
+    pub(super) fn applied(&mut self) {
+        self.buffer = Vec::new();
+        self.cached = None;
+    }
+
+    pub(super) fn time(&mut self, path: &[u8], time: (i64, u32)) -> Result<()> {
+        let kept = self.times.push(self.aside.as_fd(), path, time);
+        kept.map_err(Error::io("remember the time of", printable(path)))
     }
 
     pub(super) fn apply(&mut self, entry: &Entry, data: &mut dyn Read) -> Result<()> {
@@ -123,7 +146,8 @@ impl Tree {
             }
             (None, Mark::Opaque) => {
                 let parent = self.parent(dir, &shown)?;
-                make_opaque(parent.as_fd()).map_err(Error::io("mark as opaque the directory of", &shown))
+                self.mark_opaque(parent.as_fd(), dir)
+                    .map_err(Error::io("mark as opaque the directory of", &shown))
             }
             (None, Mark::Whiteout(gone)) => self.whiteout(dir, gone, &shown),
         }
@@ -137,15 +161,81 @@ impl Tree {
             return Ok(());
         }
         let done = match look(parent.as_fd(), gone).map_err(Error::io("stat", shown))? {
-            None => make_whiteout(parent.as_fd(), gone),
+            None => self.mark_gone(parent.as_fd(), dir, gone),
             Some(stat) if kind_of(&stat) == SFlag::S_IFDIR => {
-                let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-                self.implicit.remove(&path);
-                openat(&*parent, OsStr::from_bytes(gone), flags, Mode::empty()).and_then(|d| make_opaque(d.as_fd()))
+                let inner = openat(&*parent, OsStr::from_bytes(gone), LISTED, Mode::empty());
+                let inner = inner.map_err(Error::io("open", shown))?;
+                let only_marks = self.only_marks(inner.as_fd(), &path);
+                if only_marks.map_err(Error::io("list", shown))? {
+                    self.clear(parent.as_fd(), &path, gone, shown)?;
+                    self.mark_gone(parent.as_fd(), dir, gone)
+                } else {
+                    if self.implicit.remove(&path) {
+                        self.time(&path, (0, 0))?;
+                    }
+                    self.mark_opaque(inner.as_fd(), &path)
+                }
             }
             Some(_) => Ok(()),
         };
         done.map_err(Error::io("make the whiteout", shown))
+    }
+
+    /// Whether a directory is here for marks in it alone, and this layer has nothing at or below its path.
+    fn only_marks(&self, dir: BorrowedFd<'_>, path: &[u8]) -> nix::Result<bool> {
+        let below = [path, b"/"].concat()..[path, b"0"].concat();
+        if !self.implicit.contains(path) || self.borrowed.range(below).next().is_some() {
+            return Ok(false);
+        }
+        for entry in Dir::from_fd(openat(dir, ".", LISTED, Mode::empty())?)?.iter() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") || self.form == Form::Whole && mark(name) != Mark::None {
+                continue;
+            }
+            let Some(stat) = look(dir, name)? else { continue };
+            let inner = match kind_of(&stat) {
+                SFlag::S_IFDIR => openat(dir, OsStr::from_bytes(name), LISTED, Mode::empty())?,
+                _ if is_whiteout(&stat) => continue,
+                _ => return Ok(false),
+            };
+            if !self.only_marks(inner.as_fd(), &join(path, name))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Notes that the layers below have nothing of this name.
+    fn mark_gone(&mut self, parent: BorrowedFd<'_>, dir: &[u8], gone: &[u8]) -> io::Result<()> {
+        if self.form == Form::Whole {
+            return self.mark_by_name(parent, dir, &marker(gone));
+        }
+        self.whiteouts.push(self.aside.as_fd(), &join(dir, gone), (0, 0))?;
+        Ok(make_whiteout(parent, gone)?)
+    }
+
+    /// Notes that the layers below have nothing in this directory.
+    pub(super) fn mark_opaque(&mut self, at: BorrowedFd<'_>, dir: &[u8]) -> io::Result<()> {
+        match self.form {
+            Form::Whole => self.mark_by_name(at, dir, OPAQUE),
+            Form::Stacked => Ok(make_opaque(at)?),
+        }
+    }
+
+    fn mark_by_name(&mut self, at: BorrowedFd<'_>, dir: &[u8], name: &[u8]) -> io::Result<()> {
+        self.whiteouts.push(self.aside.as_fd(), &join(dir, name), (0, 0))?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        openat(at, OsStr::from_bytes(name), flags, Mode::empty())?;
+        Ok(())
+    }
+
+    /// Whether this layer says that those below have nothing of this name.
+    pub(super) fn is_gone(&self, at: BorrowedFd<'_>, name: &[u8], have: Option<&FileStat>) -> nix::Result<bool> {
+        match self.form {
+            Form::Whole => Ok(have.is_none() && look(at, &marker(name))?.is_some()),
+            Form::Stacked => Ok(have.is_some_and(is_whiteout)),
+        }
     }
 
     // ---- making one member ----
@@ -181,13 +271,17 @@ impl Tree {
 
     fn directory(&mut self, entry: &Entry, at: BorrowedFd<'_>, path: &[u8], name: &[u8], shown: &str) -> Result<()> {
         let os = OsStr::from_bytes(name);
-        let mut opaque = false;
+        let mut opaque = self.form == Form::Whole && self.is_gone(at, name, None).map_err(Error::io("stat", shown))?;
         match mkdirat(at, os, Mode::S_IRWXU) {
             Err(Errno::EEXIST) => {
                 let have = look(at, name).map_err(Error::io("stat", shown))?;
-                if have.is_none_or(|h| kind_of(&h) != SFlag::S_IFDIR) {
+                let dir = have.is_some_and(|h| kind_of(&h) == SFlag::S_IFDIR);
+                if dir {
+                    opaque = false; // made after the mark, and marked itself then
+                    undress(at, os).map_err(Error::io("clear the attributes of", shown))?;
+                } else {
                     // `.wh.d` and then `d`: a new directory, without what was below.
-                    opaque = have.is_some_and(|h| is_whiteout(&h));
+                    opaque |= have.is_some_and(|h| is_whiteout(&h));
                     self.clear(at, path, name, shown)?;
                     mkdirat(at, os, Mode::S_IRWXU).map_err(Error::io("create", shown))?;
                 }
@@ -197,13 +291,12 @@ impl Tree {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = openat(at, os, flags, Mode::empty()).map_err(Error::io("open", shown))?;
         if opaque {
-            make_opaque(fd.as_fd()).map_err(Error::io("mark as opaque", shown))?;
+            self.mark_opaque(fd.as_fd(), path)
+                .map_err(Error::io("mark as opaque", shown))?;
         }
         dress(fd.as_fd(), entry).map_err(Error::io("set the metadata of", shown))?;
         self.implicit.remove(path);
-        self.remember(path.len())?;
-        self.times.insert(path.to_vec(), entry.mtime);
-        Ok(())
+        self.time(path, entry.mtime)
     }
 
     fn special(&mut self, entry: &Entry, at: BorrowedFd<'_>, name: &[u8], shown: &str) -> Result<()> {
@@ -278,7 +371,7 @@ impl Tree {
             _ => {
                 self.clear(at, path, name, shown)?;
                 let target = self.borrowed.get(&target).cloned().unwrap_or(target);
-                self.remember(path.len() + target.len())?;
+                self.memory.remember(path.len() + target.len())?;
                 self.borrowed.insert(path.to_vec(), target);
                 Ok(())
             }
@@ -355,6 +448,8 @@ impl Tree {
             let fd = open(self.root.as_fd(), &at)?;
             let have = look(fd.as_fd(), &part).map_err(Error::io("stat the directory of", shown))?;
             let os = OsStr::from_bytes(&part);
+            let gone = self.is_gone(fd.as_fd(), &part, have.as_ref());
+            let gone = gone.map_err(Error::io("stat the directory of", shown))?;
             match have.as_ref().map(kind_of) {
                 Some(SFlag::S_IFDIR) => at.push(part),
                 Some(SFlag::S_IFLNK) => {
@@ -370,20 +465,20 @@ impl Tree {
                         todo.push_front(part);
                     }
                 }
-                None => {
+                None if !gone => {
                     make_directory(fd.as_fd(), os).map_err(Error::io("create the directory of", shown))?;
                     at.push(part);
                     self.imply(&at)?;
                 }
-                Some(_) if have.as_ref().is_some_and(is_whiteout) => {
-                    let remade = unlinkat(&fd, os, UnlinkatFlags::NoRemoveDir)
-                        .and_then(|()| make_directory(fd.as_fd(), os))
-                        .and_then(|()| openat(&fd, os, flags | OFlag::O_CLOEXEC, Mode::empty()))
-                        .and_then(|made| make_opaque(made.as_fd()));
-                    remade.map_err(Error::io("create the directory of", shown))?;
+                _ if gone => {
+                    let path = join(&at.join(&b'/'), &part);
+                    self.remake(fd.as_fd(), os, &path)
+                        .map_err(Error::io("create the directory of", shown))?;
                     at.push(part);
+                    // Nothing below it counts, so its metadata is final but for the time.
+                    self.time(&path, (0, 0))?;
                 }
-                Some(_) => {
+                _ => {
                     let file = printable(&at.join(&b'/'));
                     return Err(Error::invalid(shown, format!("lies below a file of {file}")));
                 }
@@ -398,9 +493,20 @@ impl Tree {
         open(self.root.as_fd(), &at)
     }
 
+    /// A directory in place of a whiteout.
+    fn remake(&mut self, parent: BorrowedFd<'_>, name: &OsStr, path: &[u8]) -> io::Result<()> {
+        if self.form == Form::Stacked {
+            unlinkat(parent, name, UnlinkatFlags::NoRemoveDir)?;
+        }
+        make_directory(parent, name)?;
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let made = openat(parent, name, flags, Mode::empty())?;
+        self.mark_opaque(made.as_fd(), path)
+    }
+
     fn imply(&mut self, at: &[Vec<u8>]) -> Result<()> {
         let path = at.join(&b'/');
-        self.remember(path.len())?;
+        self.memory.remember(path.len())?;
         self.implicit.insert(path);
         Ok(())
     }
@@ -452,6 +558,18 @@ fn copy(from: &mut dyn Read, to: &mut File, buffer: &mut [u8], shown: &str) -> R
             Err(e) => return Err(tar::stream(shown, e)),
         }
     }
+}
+
+/// The attributes of an earlier entry of this directory go: the last one tells all.
+fn undress(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<()> {
+    let dir = openat(parent, name, LISTED, Mode::empty())?;
+    for (key, _) in xattr::all(dir.as_fd())?
+        .into_iter()
+        .filter(|(key, _)| may_set(key.as_bytes()))
+    {
+        xattr::remove(dir.as_fd(), &key)?;
+    }
+    Ok(())
 }
 
 /// Owner, mode, attributes; in this order, since a change of owner clears setuid bits and capabilities.

@@ -31,6 +31,13 @@ pub fn mark(name: &[u8]) -> Mark<'_> {
     }
 }
 
+/// The image specification's own name for the whiteout of a whole directory, and of one name.
+pub const OPAQUE: &[u8] = b".wh..wh..opq";
+
+pub fn marker(name: &[u8]) -> Vec<u8> {
+    [b".wh.", name].concat()
+}
+
 /// Overlay's whiteout: a character device 0:0.
 pub fn is_whiteout(stat: &FileStat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFCHR && stat.st_rdev == 0
@@ -42,6 +49,13 @@ pub fn make_whiteout(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<()> {
 
 pub fn make_opaque(dir: BorrowedFd<'_>) -> nix::Result<()> {
     xattr::set(dir, c"trusted.overlay.opaque", b"y")
+}
+
+pub fn is_opaque(dir: BorrowedFd<'_>) -> nix::Result<bool> {
+    let all = xattr::all(dir)?;
+    Ok(all
+        .iter()
+        .any(|(name, value)| name.as_c_str() == c"trusted.overlay.opaque" && value == b"y"))
 }
 
 #[cfg(test)]

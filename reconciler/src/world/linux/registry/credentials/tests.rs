@@ -48,6 +48,28 @@ async fn the_longest_match_comes_first_and_every_match_comes() {
     assert!(users(&keyring, "q.r.example/a").await.is_empty());
 }
 
+/// Secrets are looked at together, as the kubelet does it; those of a file come after.
+#[tokio::test]
+async fn the_longest_match_of_all_secrets_comes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let entry = |key: &str, user: &str| format!(r#"{{"auths":{{"{key}":{{"username":"{user}","password":"p"}}}}}}"#);
+    let file = dir.path().join("auth.json");
+    std::fs::write(&file, entry("r.example/team/app", "file")).unwrap();
+    let secret = |n: usize, key: &str, user: &str| (format!("s{n}"), entry(key, user).into_bytes());
+    let keyring = Keyring {
+        secrets: vec![
+            secret(0, "r.example", "host"),
+            secret(1, "r.example/team", "team"),
+            secret(2, "r.example", "again"),
+        ],
+        files: vec![file],
+    };
+    assert_eq!(
+        users(&keyring, "r.example/team/app").await,
+        ["team", "host", "again", "file"]
+    );
+}
+
 #[tokio::test]
 async fn the_older_form_and_nonsense() {
     let older = keyring(r#"{"r.example":{"auth":"dXNlcjpzZWNyZXQ","email":"x"}}"#);

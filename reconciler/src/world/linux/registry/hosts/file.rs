@@ -28,7 +28,7 @@ impl<T> At<T> {
 pub struct Fields {
     pub capabilities: Option<At<Capabilities>>,
     pub ca: Option<At<Vec<PathBuf>>>,
-    pub client: Option<At<(PathBuf, Option<PathBuf>)>>,
+    pub client: Option<At<Vec<(PathBuf, Option<PathBuf>)>>>,
     pub skip_verify: Option<At<bool>>,
     pub override_path: Option<At<bool>>,
     pub headers: Vec<At<(HeaderName, HeaderValue)>>,
@@ -256,20 +256,20 @@ impl Reader<'_> {
         Some(self.at(key, paths))
     }
 
-    /// A path, a list of paths, or a list of `[certificate, key]`. The first is used.
-    fn client(&mut self, key: &Key, value: &Spanned<DeValue>) -> Option<At<(PathBuf, Option<PathBuf>)>> {
-        let mut pairs: Vec<(usize, PathBuf, Option<PathBuf>)> = Vec::new();
+    /// A path, a list of paths, or a list of `[certificate, key]`.
+    fn client(&mut self, key: &Key, value: &Spanned<DeValue>) -> Option<At<Vec<(PathBuf, Option<PathBuf>)>>> {
+        let mut pairs: Vec<(PathBuf, Option<PathBuf>)> = Vec::new();
         match value.get_ref() {
             DeValue::Array(items) if items.iter().any(|item| item.get_ref().is_array()) => {
                 for item in items.iter() {
                     let place = item.span().start;
                     let pair = self.strings(key, item)?;
                     match pair.as_slice() {
-                        [(_, cert)] => pairs.push((place, self.absolute(cert), None)),
+                        [(_, cert)] => pairs.push((self.absolute(cert), None)),
                         [(_, cert), (_, file)] => {
                             let file = Some(file.as_str()).filter(|file| !file.is_empty());
                             let file = file.map(|file| self.absolute(file));
-                            pairs.push((place, self.absolute(cert), file));
+                            pairs.push((self.absolute(cert), file));
                         }
                         _ => self.complain(place, "client: expected [certificate, key]"),
                     }
@@ -277,15 +277,10 @@ impl Reader<'_> {
             }
             _ => {
                 let paths = self.strings(key, value)?;
-                pairs.extend(paths.iter().map(|(place, path)| (*place, self.absolute(path), None)));
+                pairs.extend(paths.iter().map(|(_, path)| (self.absolute(path), None)));
             }
         }
-        let mut pairs = pairs.into_iter();
-        let first = pairs.next();
-        for (place, ..) in pairs {
-            self.complain(place, "client: only the first certificate is used");
-        }
-        first.map(|(_, cert, file)| self.at(key, (cert, file)))
+        (!pairs.is_empty()).then(|| self.at(key, pairs))
     }
 
     fn headers(&mut self, key: &Key, value: &Spanned<DeValue>, headers: &mut Vec<At<(HeaderName, HeaderValue)>>) {

@@ -58,8 +58,9 @@ impl Capabilities {
 pub struct Tls {
     /// PEM files, trusted beside the system's roots.
     pub ca: Vec<PathBuf>,
-    /// PEM files of certificate and key; without the second both are in the first.
-    pub client: Option<(PathBuf, Option<PathBuf>)>,
+    /// PEM files of certificates and keys; without the second both are in the first. The first one that an authority of
+    /// the server's has issued is shown, else the first.
+    pub client: Vec<(PathBuf, Option<PathBuf>)>,
     pub skip_verify: bool,
 }
 
@@ -73,6 +74,8 @@ pub enum Role {
     Server,
     /// The registry that the reference names.
     Registry,
+    /// A URL that the descriptor of a layer names.
+    Foreign,
 }
 
 /// One setting and where it was made.
@@ -242,21 +245,21 @@ fn certificates(dir: &Path, ignored: &mut Vec<Ignored>) -> HostsFile {
     if !authorities.is_empty() {
         file.top.ca = Some(file::At::file(authorities));
     }
+    let mut pairs = Vec::new();
     for cert in paths.iter().filter(|path| ending(path, "cert")) {
         let key = cert.with_extension("key");
-        let problem = match (key.is_file(), &file.top.client) {
-            (true, None) => {
-                file.top.client = Some(file::At::file((cert.clone(), Some(key))));
-                continue;
-            }
-            (true, Some(_)) => "only the first client certificate is used".to_owned(),
-            (false, _) => format!("its key {} is not there", key.display()),
-        };
+        if key.is_file() {
+            pairs.push((cert.clone(), Some(key)));
+            continue;
+        }
         ignored.push(Ignored {
             file: cert.clone(),
             line: None,
-            problem,
+            problem: format!("its key {} is not there", key.display()),
         });
+    }
+    if !pairs.is_empty() {
+        file.top.client = Some(file::At::file(pairs));
     }
     file
 }
@@ -353,13 +356,14 @@ impl Builder<'_> {
         });
         let ca = pick_paths(&fields.ca, self.file, "ca", &mut settings);
         let client = fields.client.as_ref().map(|at| {
-            let (cert, key) = &at.value;
-            let key = key.as_ref().map(|key| format!(", {}", key.display()));
-            settings.push(Setting {
-                name: "client",
-                value: format!("{}{}", cert.display(), key.unwrap_or_default()),
-                origin: self.file.origin(at.line),
-            });
+            settings.extend(at.value.iter().map(|(cert, key)| {
+                let key = key.as_ref().map(|key| format!(", {}", key.display()));
+                Setting {
+                    name: "client",
+                    value: format!("{}{}", cert.display(), key.unwrap_or_default()),
+                    origin: self.file.origin(at.line),
+                }
+            }));
             at.value.clone()
         });
         let skip_verify = pick(&fields.skip_verify, false, self.file, "skip_verify", &mut settings);
@@ -383,7 +387,7 @@ impl Builder<'_> {
             capabilities,
             tls: Tls {
                 ca,
-                client,
+                client: client.unwrap_or_default(),
                 skip_verify,
             },
             guess: false,

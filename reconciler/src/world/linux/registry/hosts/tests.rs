@@ -61,7 +61,7 @@ header = { X-A = ["1", "2"] }
     assert_eq!(z.dial_timeout, Duration::from_secs(90));
     let dir = hosts.directory.as_ref().unwrap();
     assert_eq!(a.tls.ca, [dir.join("ca.crt")]);
-    assert_eq!(a.tls.client, Some((dir.join("c.crt"), Some(dir.join("c.key")))));
+    assert_eq!(a.tls.client, [(dir.join("c.crt"), Some(dir.join("c.key")))]);
     assert_eq!(a.headers.len(), 2);
     assert!(up.tls.skip_verify && up.role == Role::Server);
     assert!(
@@ -130,7 +130,7 @@ fn directories_in_order_and_dockers_certificates() {
     fs::create_dir_all(roots[0].join("_default")).unwrap();
     let dockers = roots[1].join("r.example:5000");
     fs::create_dir_all(&dockers).unwrap();
-    for name in ["ca.crt", "me.cert", "me.key", "lone.cert"] {
+    for name in ["ca.crt", "me.cert", "me.key", "also.cert", "also.key", "lone.cert"] {
         fs::write(dockers.join(name), "").unwrap();
     }
     let look = |roots: &[PathBuf]| look_up(roots, &reference("r.example:5000/a"), None, false);
@@ -142,7 +142,7 @@ fn directories_in_order_and_dockers_certificates() {
     assert_eq!(endpoint.tls.ca, [dockers.join("ca.crt")]);
     assert_eq!(
         endpoint.tls.client,
-        Some((dockers.join("me.cert"), Some(dockers.join("me.key"))))
+        ["also.cert", "me.cert"].map(|name| (dockers.join(name), Some(dockers.join(name).with_extension("key"))))
     );
     assert!(alone.ignored[0].problem.contains("lone.key"), "{:?}", alone.ignored);
 }

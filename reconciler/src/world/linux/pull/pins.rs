@@ -1,0 +1,73 @@
+//! What pulls keep from garbage collection.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Digests of blobs and layers that are needed though no record says so yet.
+#[derive(Clone, Debug, Default)]
+pub struct Pins(Arc<Mutex<HashMap<String, usize>>>);
+
+/// Holds its digests until it is dropped.
+#[derive(Debug)]
+pub struct Pinned {
+    pins: Pins,
+    digests: Vec<String>,
+}
+
+impl Pins {
+    pub fn pin(&self, digests: Vec<String>) -> Pinned {
+        let mut all = lock(&self.0);
+        for digest in &digests {
+            *all.entry(digest.clone()).or_default() += 1;
+        }
+        drop(all);
+        Pinned {
+            pins: self.clone(),
+            digests,
+        }
+    }
+
+    /// Removes something unless it is pinned; nobody can pin it meanwhile. Answers whether it did.
+    pub fn unless_pinned<E>(&self, digest: &str, remove: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+        let all = lock(&self.0);
+        if all.contains_key(digest) {
+            return Ok(false);
+        }
+        remove().map(|()| true)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let mut all = lock(&self.pins.0);
+        for digest in &self.digests {
+            if let Some(count) = all.get_mut(digest) {
+                *count -= 1;
+                if *count == 0 {
+                    all.remove(digest);
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pinned_twice_is_freed_twice() {
+        let pins = Pins::default();
+        let remove = || Ok::<_, ()>(());
+        let (one, two) = (pins.pin(vec!["x".into()]), pins.pin(vec!["x".into()]));
+        drop(one);
+        assert_eq!(pins.unless_pinned("x", remove), Ok(false));
+        assert_eq!(pins.unless_pinned("y", remove), Ok(true));
+        drop(two);
+        assert_eq!(pins.unless_pinned("x", remove), Ok(true));
+    }
+}
