@@ -281,7 +281,7 @@ async fn drift_20_mount_missing_in_container() -> Result<()> {
     node.finish().await
 }
 
-/// A copy of a pod's mounts in a namespace elsewhere holds up nothing: removing the mount point takes it away there too.
+/// A copy of a pod's mounts in a namespace elsewhere holds up nothing: removing the mount point takes it away there.
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_21_mount_held_elsewhere() -> Result<()> {
     let node = Node::start().await?;
@@ -397,6 +397,8 @@ async fn drift_25_wrong_cgroup_and_limits() -> Result<()> {
         if !up {
             node.stop().await?;
         }
+        // What a start has yet to look at comes first.
+        quiet(&node).await?;
         fs::write(&limit, (48u64 << 20).to_string())?;
         repaired(&node, "limits", "LimitDiffers", "A").await?;
         assert_eq!(fs::read_to_string(&limit)?.trim(), (64u64 << 20).to_string());

@@ -137,7 +137,7 @@ async fn plan(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
     }
     let (steps, left): (Vec<_>, Vec<_>) = report.done.drain(..).partition(|step| permit.risks(step));
     report.done = steps;
-    report.human.extend(left.iter().map(|step| approve::withheld(step)));
+    report.human.extend(left.iter().map(approve::withheld));
     report.findings = look::findings(cx).await;
     report.hash = hash(&report.done);
     Ok(report)
@@ -216,7 +216,7 @@ async fn doctor(cx: &Arc<Context>) -> Result<Report> {
     if let Ok(host) = tokio::task::spawn_blocking(move || host::findings(&work)).await {
         findings.extend(host);
     }
-    findings.sort_by(|a, b| b.severity.cmp(&a.severity));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(Report {
         findings,
         ..Report::default()
