@@ -361,6 +361,7 @@ async fn drift_24_cgroup_frozen() -> Result<()> {
         true => ("freezer.state", "FROZEN"),
         false => ("cgroup.freeze", "1"),
     };
+    quiet(&node).await?;
     fs::write(freezer.join(file), on)?;
     repaired(&node, "limits", "Frozen", "A").await?;
     assert_ne!(fs::read_to_string(freezer.join(file))?.trim(), on);
