@@ -28,6 +28,14 @@ fn copies(all: &[String]) -> Copies {
     }
 }
 
+/// As the copies are written; here they are laid out for people.
+fn compact(text: &str) -> String {
+    text.lines()
+        .map(str::trim_start)
+        .collect::<String>()
+        .replace("\": ", "\":")
+}
+
 /// Everything of `old` is in `new`, equal.
 fn kept(old: &Value, new: &Value, at: &str) {
     match (old, new) {
@@ -43,7 +51,7 @@ fn kept(old: &Value, new: &Value, at: &str) {
 #[test]
 fn records_of_the_first_version_stay_readable() {
     let root = tempfile::tempdir().unwrap();
-    let all: Vec<String> = GOLDEN.iter().chain([&DEBT]).map(|text| (*text).to_owned()).collect();
+    let all: Vec<String> = GOLDEN.iter().chain([&DEBT]).map(|text| compact(text)).collect();
     let (store, opened) = Store::open(root.path(), copies(&all)).unwrap();
     assert!(opened.quarantined.is_empty(), "{:?}", opened.quarantined);
     let mut read: Vec<Vec<u8>> = Vec::new();
@@ -66,8 +74,8 @@ fn records_of_the_first_version_stay_readable() {
 #[test]
 fn a_copy_of_a_newer_version_is_left_alone() {
     let root = tempfile::tempdir().unwrap();
-    let newer = GOLDEN[3].replace("reconcile/v1", "reconcile/v2");
-    assert_ne!(newer, GOLDEN[3]);
+    let newer = compact(GOLDEN[3]).replace("reconcile/v1", "reconcile/v2");
+    assert!(newer.contains("reconcile/v2"));
     let uid = serde_json::from_str::<Value>(&newer).unwrap()["metadata"]["uid"]
         .as_str()
         .unwrap()

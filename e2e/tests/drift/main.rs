@@ -29,7 +29,10 @@ pub struct Up {
 
 /// Starts one.
 pub async fn up(node: &Node, name: &str) -> Result<Up> {
-    let pod = node.pod(name);
+    up_in(node, node.pod(name)).await
+}
+
+pub async fn up_in(node: &Node, pod: PodSandboxConfig) -> Result<Up> {
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let config = container("c", HELLO, &["/hello", "sleep", "1000"]);
     let id = node.cri.launch(&sandbox, &pod, &config).await?;

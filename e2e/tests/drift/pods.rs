@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::leaks::Process;
 use e2e::node::{Node, answers};
-use e2e::pods::{self, HELLO, container, shell};
+use e2e::pods::{self, shell};
 use e2e::v1::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::{finding, json, kill9, quiet, repaired, runs, state_dir, up};
+use crate::{finding, json, kill9, quiet, repaired, runs, state_dir, up, up_in};
 
 /// A process of the test's own with exactly this pid.
 fn reuse(pid: i32) -> Result<Child> {
@@ -105,14 +105,21 @@ async fn drift_08_shim_dead_container_alive() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_08_shim_dead_terminal() -> Result<()> {
     let node = Node::start().await?;
+    node.busybox().await?;
     let pod = node.pod("tty");
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let mut config = container("c", HELLO, &["/hello", "sleep", "1000"]);
+    let mut config = shell("c", "trap 'exit 9' HUP; echo ready; while :; do sleep 0.05; done");
     config.tty = true;
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
+    let log = node.cri.container(&id).await?.log_path;
+    e2e::eventually(Duration::from_secs(5), async || {
+        ensure!(!pods::log_texts(&log)?.is_empty(), "the trap is not set yet");
+        Ok(())
+    })
+    .await?;
     kill9(node.shims()?.pop().context("a shim")?)?;
     let status = node.cri.exited(&id).await?;
-    assert!([129, 255].contains(&status.exit_code), "{status:?}");
+    assert!([9, 255].contains(&status.exit_code), "{status:?}");
     assert!(
         status.message.contains("its terminal ended with its shim"),
         "{status:?}"
@@ -147,7 +154,11 @@ async fn drift_09_shim_alive_but_silent() -> Result<()> {
     quiet(&node).await?;
     node.cri.stop_sandbox(&stuck.sandbox).await?;
     node.cri.remove_sandbox(&stuck.sandbox).await?;
-    assert!(Process::read(shim).is_none(), "it ends with its pod");
+    e2e::eventually(Duration::from_secs(5), async || {
+        ensure!(Process::read(shim).is_none(), "it does not end with its pod");
+        Ok(())
+    })
+    .await?;
     node.finish().await
 }
 
@@ -180,7 +191,15 @@ async fn drift_10_stale_sockets() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_12_pause_gone() -> Result<()> {
     let mut node = Node::start().await?;
-    let own = up(&node, "own").await?;
+    let mut config = node.pod("own");
+    let linux = config.linux.get_or_insert_default();
+    let options = linux
+        .security_context
+        .get_or_insert_default()
+        .namespace_options
+        .get_or_insert_default();
+    options.pid = NamespaceMode::Container.into();
+    let own = up_in(&node, config).await?;
     let mut shared = node.pod("shared");
     let linux = shared.linux.get_or_insert_default();
     let options = linux

@@ -153,7 +153,7 @@ async fn drift_05_process_gone() -> Result<()> {
         Ok(())
     })
     .await?;
-    repaired(&node, "task", "NotWanted", "A").await?;
+    repaired(&node, "rootfs", "NotWanted", "A").await?;
     node.serve().await?;
     let status = node.cri.exited(&gone.id).await?;
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "Error"));

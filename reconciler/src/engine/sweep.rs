@@ -68,8 +68,8 @@ impl Orphan {
     }
 }
 
-/// Says how dangerous it is to take an orphan down. With a record's copy beside it, what lives may be wanted: its record
-/// was lost. A cgroup with processes that nothing explains holds somebody else's.
+/// Says how dangerous it is to take an orphan down. With a record's copy beside it, what lives may be wanted: its
+/// record was lost. A cgroup with processes that nothing explains holds somebody else's.
 pub async fn judge(cx: &Context, orphan: &Orphan) -> Judged {
     let paths = &cx.world.paths;
     let (dir, lives) = match orphan {

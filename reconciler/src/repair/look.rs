@@ -1,6 +1,5 @@
 //! Findings about pods: what no step mends, because it would harm what runs, or because it is not ours to mend.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -152,7 +151,6 @@ fn kernel(cx: &Context) -> Vec<Finding> {
             found.extend(jumped(boot, start.started_at, start.start_ticks));
         }
     }
-    found.extend(holders(cx));
     let mut told = false;
     found.retain(|f| f.id != "clock-jumped" || !std::mem::replace(&mut told, true));
     found
@@ -237,47 +235,6 @@ fn jumped(boot: i64, started_at: i64, ticks: u64) -> Option<Finding> {
             format!("the clock was set by {seconds:+} s while containers ran: times and ages are not to be trusted");
         Finding::new("clock-jumped", Severity::Note, "node", message)
     })
-}
-
-/// Processes elsewhere that hold a mount of a pod that is gone: its files stay on the disk until they let go.
-fn holders(cx: &Context) -> Vec<Finding> {
-    let pods = cx.world.paths.state.join("pods");
-    let needle = pods.to_string_lossy().into_owned();
-    let own = fs::read_link("/proc/self/ns/mnt").unwrap_or_default();
-    let mut seen = BTreeSet::from([own]);
-    let mut found = Vec::new();
-    for pid in pids() {
-        let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else {
-            continue;
-        };
-        if !seen.insert(namespace) {
-            continue;
-        }
-        let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-        let held = table.lines().find_map(|line| {
-            let target = line.split(' ').nth(4)?;
-            let uid = target.strip_prefix(&needle)?.strip_prefix('/')?.split('/').next()?;
-            let gone =
-                cx.store.get::<SandboxKind>(uid).is_none() && !cx.store.quarantined(uid) && !pods.join(uid).exists();
-            gone.then(|| target.to_owned())
-        });
-        if let Some(target) = held {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            let message = format!("process {pid} ({}) holds this mount of a pod that is gone", name.trim());
-            found.push(
-                Finding::new("mount-held", Severity::Human, target.clone(), message)
-                    .repair(format!("nsenter -t {pid} -m umount -l {target}")),
-            );
-        }
-    }
-    found
-}
-
-fn pids() -> Vec<i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
 }
 
 #[cfg(test)]

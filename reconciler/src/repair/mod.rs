@@ -137,7 +137,7 @@ async fn plan(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
     }
     let (steps, left): (Vec<_>, Vec<_>) = report.done.drain(..).partition(|step| permit.risks(step));
     report.done = steps;
-    report.human.extend(left.iter().map(|step| approve::withheld(step)));
+    report.human.extend(left.iter().map(approve::withheld));
     report.findings = look::findings(cx).await;
     report.hash = hash(&report.done);
     Ok(report)
@@ -146,13 +146,7 @@ async fn plan(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
 /// Passes until nothing changes, then sweeps.
 async fn once(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
     let mut report = Report::default();
-    // Seen before it is mended: the bridge's rules are made anew from the attachments.
-    report
-        .done
-        .extend(stale_rules(cx).await.into_iter().filter(|s| permit.allows(s)));
-    crate::node::tell_network(cx);
-    cx.world.network.sync_node().await?;
-    cx.world.network.mend().await?;
+    report.done.extend(shared(cx, permit).await?);
     for _ in 0..ROUNDS {
         let mut all = Report::default();
         for one in passes(cx, Mode::Act, permit).await {
@@ -195,6 +189,18 @@ async fn once(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
     Ok(report)
 }
 
+/// Makes the rules that pods share anew from the attachments; answers which of the steps that were due it did.
+async fn shared(cx: &Arc<Context>, permit: &Permit) -> Result<Vec<Planned>> {
+    let mut due = round::<SandboxKind>(cx, Mode::Plan, permit).await.done;
+    due.extend(stale_rules(cx).await);
+    crate::node::tell_network(cx);
+    cx.world.network.sync_node().await?;
+    cx.world.network.mend().await?;
+    let left = keys(&round::<SandboxKind>(cx, Mode::Plan, permit).await.done);
+    due.retain(|step| step.stage == "network" && !left.contains(&step.key()));
+    Ok(due)
+}
+
 /// Everything that differs or is wrong, as findings with the command that helps. Reads only.
 async fn doctor(cx: &Arc<Context>) -> Result<Report> {
     let report = plan(cx, &Permit::new(&Ask::default())).await?;
@@ -211,7 +217,7 @@ async fn doctor(cx: &Arc<Context>) -> Result<Report> {
     if let Ok(host) = tokio::task::spawn_blocking(move || host::findings(&work)).await {
         findings.extend(host);
     }
-    findings.sort_by(|a, b| b.severity.cmp(&a.severity));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(Report {
         findings,
         ..Report::default()

@@ -204,7 +204,7 @@ impl HostPorts {
     /// Mapped host ports that none of these attachments has; they are read after the rules.
     pub fn stale(&self, attachments: impl FnOnce() -> Result<Vec<Attachment>>) -> Result<Vec<String>> {
         let table = format!("inet {}", self.table.name);
-        let found = self.table.elements().map_err(system("read nftables table", table))?;
+        let found = self.table.mapped().map_err(system("read nftables table", table))?;
         let Some(found) = found.filter(|elements| !elements.is_empty()) else {
             return Ok(Vec::new());
         };

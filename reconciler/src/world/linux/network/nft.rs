@@ -217,10 +217,15 @@ impl Table {
         let mut rules = 0;
         let all_rules = message(GETRULE, 0, Attrs::new().text(1, &self.name));
         match socket.dump(&all_rules, |_, rule| rules += usize::from(is_table(rule, &self.name))) {
-            Err(e) if e.raw_os_error() != Some(libc::ENOENT) => return Err(e),
-            _ if rules != self.rules().len() => return Ok(None),
-            _ => {}
+            Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),
+            _ if rules != self.rules().len() => Ok(None),
+            _ => self.mapped(),
         }
+    }
+
+    /// The same, whatever the table's rules are.
+    pub fn mapped(&self) -> io::Result<Option<Vec<Element>>> {
+        let socket = Socket::open()?;
         let mut elements = Vec::new();
         for map in MAPS {
             let wanted = message(GETSETELEM, 0, Attrs::new().text(1, &self.name).text(2, map.name()));
