@@ -4,6 +4,7 @@
 //! whether anything is left to do, and takes the census. A node that is dropped unfinished shows the daemon's last
 //! words and is cleaned away by force.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -19,9 +20,9 @@ use tokio::net::UnixDatagram;
 use tokio::process::Child;
 
 use crate::client::Cri;
-use crate::leaks::{Census, Mark};
+use crate::leaks::{Census, Mark, Process};
 use crate::pods;
-use crate::v1::PodSandboxConfig;
+use crate::v1::{ContainerState, PodSandboxConfig};
 use crate::{eventually, images, scrub, tools};
 
 /// How the daemon is started.
@@ -338,6 +339,26 @@ impl Node {
         shims
             .map(|line| Ok(line.split(' ').next().unwrap_or_default().parse()?))
             .collect()
+    }
+
+    /// Everything that a client can read of each object and that must read the same after a restart, by id.
+    pub async fn picture(&self) -> Result<BTreeMap<String, String>> {
+        let mut all = BTreeMap::new();
+        for sandbox in self.cri.sandboxes(None).await? {
+            let status = self.cri.sandbox(&sandbox.id).await?;
+            let pause = self.cri.sandbox_pid(&status.id).await?;
+            all.insert(sandbox.id, format!("{status:?} pause {pause}"));
+        }
+        for container in self.cri.containers(None).await? {
+            let status = self.cri.container(&container.id).await?;
+            let pid = match status.state() {
+                ContainerState::ContainerRunning => self.cri.container_pid(&container.id).await?,
+                _ => 0,
+            };
+            let started = Process::start_time(pid);
+            all.insert(container.id, format!("{status:?} pid {pid} since {started:?}"));
+        }
+        Ok(all)
     }
 
     /// Waits until no pod has left anything: process, netns, mount, cgroup, directory, FIFO.
