@@ -361,18 +361,22 @@ impl Node {
         Ok(all)
     }
 
-    /// Waits until no pod has left anything: process, netns, mount, cgroup, directory, FIFO.
+    /// Waits until no pod has left anything: process, netns, directory, FIFO, link.
     pub async fn no_pods(&self) -> Result<()> {
         eventually(Duration::from_secs(20), async || {
             let processes = self.processes()?;
             ensure!(processes.is_empty(), "processes are left:\n{}", processes.join("\n"));
             let census = Census::of(&self.mark())?;
-            for kind in ["netns", "directory", "fifo"] {
-                ensure!(
-                    census.kind(kind).next().is_none(),
-                    "left of pods that are gone:\n{census}"
-                );
-            }
+            // The kernel takes a pod's link away some time after its namespace. The bridge's mark has no pod in it.
+            let of_pods = format!("reconcile:{}:", self.instance());
+            let links = census.kind("link").filter(|link| link.contains(&of_pods));
+            let left = ["netns", "directory", "fifo"]
+                .into_iter()
+                .flat_map(|kind| census.kind(kind));
+            ensure!(
+                left.chain(links).next().is_none(),
+                "left of pods that are gone:\n{census}"
+            );
             Ok(())
         })
         .await
