@@ -268,6 +268,12 @@ pub fn mounts(table: &Path) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(brief).collect())
 }
 
+/// The mount of one cgroup hierarchy: v1's `pids` where there is one, else v2.
+pub fn hierarchy() -> PathBuf {
+    let v1 = PathBuf::from("/sys/fs/cgroup/pids");
+    if v1.exists() { v1 } else { "/sys/fs/cgroup".into() }
+}
+
 /// Every cgroup directory of every hierarchy (v1 controllers and v2).
 pub fn cgroups() -> Result<Vec<String>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
@@ -444,7 +450,7 @@ mod tests {
             .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        let hierarchy = cgroups_root();
+        let hierarchy = hierarchy();
         let cgroup = hierarchy.join(format!("reconcile-{name}"));
         fs::create_dir(&cgroup).unwrap();
         assert!(
@@ -472,11 +478,6 @@ mod tests {
             left.kind("process").count() + left.kind("netns").count() + left.kind("cgroup").count() == 0,
             "{left}"
         );
-    }
-
-    fn cgroups_root() -> PathBuf {
-        let v1 = PathBuf::from("/sys/fs/cgroup/pids");
-        if v1.exists() { v1 } else { "/sys/fs/cgroup".into() }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! whether anything is left to do, and takes the census. A node that is dropped unfinished shows the daemon's last
 //! words and is cleaned away by force.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,9 @@ use tokio::process::Child;
 
 use crate::client::Cri;
 use crate::disk::Disk;
-use crate::leaks::{Census, Mark};
+use crate::leaks::{Census, Mark, Process};
 use crate::pods;
-use crate::v1::PodSandboxConfig;
+use crate::v1::{ContainerState, PodSandboxConfig};
 use crate::{eventually, images, scrub, tools};
 
 /// How the daemon is started.
@@ -368,18 +369,42 @@ impl Node {
             .collect()
     }
 
-    /// Waits until no pod has left anything: process, netns, mount, cgroup, directory, FIFO.
+    /// Everything that a client can read of each object and that must read the same after a restart, by id.
+    pub async fn picture(&self) -> Result<BTreeMap<String, String>> {
+        let mut all = BTreeMap::new();
+        for sandbox in self.cri.sandboxes(None).await? {
+            let status = self.cri.sandbox(&sandbox.id).await?;
+            let pause = self.cri.sandbox_pid(&status.id).await?;
+            all.insert(sandbox.id, format!("{status:?} pause {pause}"));
+        }
+        for container in self.cri.containers(None).await? {
+            let status = self.cri.container(&container.id).await?;
+            let pid = match status.state() {
+                ContainerState::ContainerRunning => self.cri.container_pid(&container.id).await?,
+                _ => 0,
+            };
+            let started = Process::start_time(pid);
+            all.insert(container.id, format!("{status:?} pid {pid} since {started:?}"));
+        }
+        Ok(all)
+    }
+
+    /// Waits until no pod has left anything: process, netns, directory, FIFO, link.
     pub async fn no_pods(&self) -> Result<()> {
         eventually(Duration::from_secs(20), async || {
             let processes = self.processes()?;
             ensure!(processes.is_empty(), "processes are left:\n{}", processes.join("\n"));
             let census = Census::of(&self.mark())?;
-            for kind in ["netns", "directory", "fifo"] {
-                ensure!(
-                    census.kind(kind).next().is_none(),
-                    "left of pods that are gone:\n{census}"
-                );
-            }
+            // The kernel takes a pod's link away some time after its namespace. The bridge's mark has no pod in it.
+            let of_pods = format!("reconcile:{}:", self.instance());
+            let links = census.kind("link").filter(|link| link.contains(&of_pods));
+            let left = ["netns", "directory", "fifo"]
+                .into_iter()
+                .flat_map(|kind| census.kind(kind));
+            ensure!(
+                left.chain(links).next().is_none(),
+                "left of pods that are gone:\n{census}"
+            );
             Ok(())
         })
         .await

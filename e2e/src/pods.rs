@@ -36,14 +36,20 @@ pub fn sandbox(name: &str, logs: &Path) -> PodSandboxConfig {
 /// The same on the host's network; the hostname is then the host's.
 pub fn host_network(mut config: PodSandboxConfig) -> PodSandboxConfig {
     config.hostname.clear();
-    let linux = config.linux.get_or_insert_default();
-    let options = linux
-        .security_context
-        .get_or_insert_default()
-        .namespace_options
-        .get_or_insert_default();
-    options.network = NamespaceMode::Node.into();
+    namespaces(&mut config).network = NamespaceMode::Node.into();
     config
+}
+
+/// The same with this pid namespace for its containers; a pod's own is shared by all of them unless they say otherwise.
+pub fn pid_namespace(mut config: PodSandboxConfig, mode: NamespaceMode) -> PodSandboxConfig {
+    namespaces(&mut config).pid = mode.into();
+    config
+}
+
+fn namespaces(config: &mut PodSandboxConfig) -> &mut NamespaceOption {
+    let linux = config.linux.get_or_insert_default();
+    let security = linux.security_context.get_or_insert_default();
+    security.namespace_options.get_or_insert_default()
 }
 
 /// A container that runs `command` (the image's own if empty) and logs to `<name>.log`; pid namespace of its own.

@@ -436,13 +436,7 @@ async fn five_hundred_exited_containers_leave_the_mount_table_as_it_was() -> Res
 async fn a_shared_pid_namespace_and_a_target() -> Result<()> {
     let node = Node::start().await?;
     node.busybox().await?;
-    let mut pod = pods::host_network(node.pod("pids"));
-    let security = pod
-        .linux
-        .get_or_insert_default()
-        .security_context
-        .get_or_insert_default();
-    security.namespace_options.get_or_insert_default().pid = NamespaceMode::Pod.into();
+    let pod = pods::pid_namespace(pods::host_network(node.pod("pids")), NamespaceMode::Pod);
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let with_pid = |mut config: ContainerConfig, mode: NamespaceMode, target: &str| {
         let security = config

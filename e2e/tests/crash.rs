@@ -46,28 +46,6 @@ fn same(now: &BTreeMap<String, String>, before: &BTreeMap<String, String>, when:
     Ok(())
 }
 
-/// Everything a client can read of an object that must read the same after a restart.
-async fn picture(node: &Node) -> Result<BTreeMap<String, String>> {
-    let mut all = BTreeMap::new();
-    for sandbox in node.cri.sandboxes(None).await? {
-        let status = node.cri.sandbox(&sandbox.id).await?;
-        all.insert(
-            sandbox.id,
-            format!("{status:?} pause {}", node.cri.sandbox_pid(&status.id).await?),
-        );
-    }
-    for container in node.cri.containers(None).await? {
-        let status = node.cri.container(&container.id).await?;
-        let pid = match status.state() {
-            ContainerState::ContainerRunning => node.cri.container_pid(&container.id).await?,
-            _ => 0,
-        };
-        let started = Process::start_time(pid);
-        all.insert(container.id, format!("{status:?} pid {pid} since {started:?}"));
-    }
-    Ok(all)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_reads_the_same_after_a_crash_and_after_a_clean_restart() -> Result<()> {
     let mut node = Node::start().await?;
@@ -92,14 +70,14 @@ async fn everything_reads_the_same_after_a_crash_and_after_a_clean_restart() -> 
     }
     let stopped = node.cri.run_sandbox(&node.pod("stopped")).await?;
     node.cri.stop_sandbox(&stopped).await?;
-    let before = picture(&node).await?;
+    let before = node.picture().await?;
     let shims = node.shims()?;
     node.crash().await?;
-    same(&picture(&node).await?, &before, "after SIGKILL")?;
+    same(&node.picture().await?, &before, "after SIGKILL")?;
     node.stop().await?;
     assert_eq!(node.shims()?, shims, "SIGTERM leaves pods running");
     node.serve().await?;
-    same(&picture(&node).await?, &before, "after SIGTERM")?;
+    same(&node.picture().await?, &before, "after SIGTERM")?;
     assert_eq!(node.shims()?, shims);
     node.finish().await
 }
@@ -149,9 +127,9 @@ async fn a_container_that_ends_while_the_daemon_is_down() -> Result<()> {
     );
     let texts = pods::log_texts(&log)?;
     assert_eq!(texts, ["before", "after now", "tail"]);
-    let before = picture(&node).await?;
+    let before = node.picture().await?;
     node.crash().await?;
-    same(&picture(&node).await?, &before, "told the same ever after")?;
+    same(&node.picture().await?, &before, "told the same ever after")?;
     node.finish().await
 }
 
@@ -353,7 +331,7 @@ async fn a_lost_database_loses_no_pod() -> Result<()> {
             .launch(&sandbox, &pod, &pods::container("e", HELLO, &["/hello", "exit", "5"]))
             .await?;
         node.cri.exited(&ended).await?;
-        let before = picture(&node).await?;
+        let before = node.picture().await?;
         node.kill9().await?;
         let database = find(&node.root(), "db").context("no file `db` of the store below the root")?;
         if damage == "removed" {
@@ -365,7 +343,7 @@ async fn a_lost_database_loses_no_pod() -> Result<()> {
             fs::write(&database, bytes)?;
         }
         node.serve().await.with_context(|| format!("database {damage}"))?;
-        same(&picture(&node).await?, &before, &format!("database {damage}"))?;
+        same(&node.picture().await?, &before, &format!("database {damage}"))?;
         node.finish().await?;
     }
     Ok(())
@@ -394,7 +372,7 @@ async fn two_daemons_side_by_side_leave_each_other_alone() -> Result<()> {
     one.cri.launch(&one_id, &a, &hello).await?;
     two.cri.launch(&two_id, &b, &hello).await?;
     assert_ne!(one.cri.ip(&one_id).await?, two.cri.ip(&two_id).await?);
-    let before = picture(&two).await?;
+    let before = two.picture().await?;
     one.kill9().await?;
     let once = one.reconcile(&["--once"]).await?;
     assert!(
@@ -402,12 +380,12 @@ async fn two_daemons_side_by_side_leave_each_other_alone() -> Result<()> {
         "{}",
         e2e::node::shown(&once)
     );
-    same(&picture(&two).await?, &before, "the other's sweep touched this one")?;
+    same(&two.picture().await?, &before, "the other's sweep touched this one")?;
     one.serve().await?;
     one.cri.stop_sandbox(&one_id).await?;
     one.cri.remove_sandbox(&one_id).await?;
     one.finish().await?;
-    same(&picture(&two).await?, &before, "afterwards")?;
+    same(&two.picture().await?, &before, "afterwards")?;
     let ip = two.cri.ip(&two_id).await?;
     tokio::net::TcpStream::connect((ip, 8080))
         .await

@@ -1,4 +1,4 @@
-//! The node is changed behind the daemon's back; each change must be undone within two resyncs.
+//! The node is changed behind the daemon's back; each change must be undone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
 
 use super::inject::{gone, pick};
-use super::{Shared, count};
-use crate::leaks::nft_tables;
+use super::{Pod, Shared, count};
+use crate::leaks::{self, nft_tables};
 use crate::{eventually, tools};
 
 /// A round of resync takes 60 s, two looks for what belongs to nobody take 30 s from a daemon's start; it may be
@@ -48,11 +48,23 @@ impl Drift {
         ];
         all[dice.usize(..all.len())]
     }
+
+    fn name(self) -> &'static str {
+        match self {
+            Drift::Address => "address",
+            Drift::LinkDown => "link down",
+            Drift::Table => "nft table",
+            Drift::Pin => "netns pin",
+            Drift::OrphanNetns => "orphaned netns",
+            Drift::OrphanCgroup => "orphaned cgroup",
+            Drift::OrphanDirectory => "orphaned directory",
+        }
+    }
 }
 
 /// A change that was made, and what must be so again.
 pub struct Caused {
-    what: &'static str,
+    kind: Drift,
     since: Instant,
     whole: Whole,
 }
@@ -74,57 +86,46 @@ pub async fn cause(shared: &Shared, kind: Drift, dice: &mut Rng) -> Result<Optio
     let netns = |uid: &str| PathBuf::from(format!("/run/netns/rc-{instance}-{uid}"));
     let orphan: String = (0..4).map(|_| format!("{:016x}", dice.u64(..))).collect();
     let since = Instant::now();
-    let (what, whole) = match kind {
+    let whole = match kind {
         Drift::Table => {
             let Some(name) = table(&instance)? else { return Ok(None) };
             tools::check(Command::new("nft").args(["delete", "table", "inet", &name]))?;
-            ("nft table", Whole::Table(instance))
+            Whole::Table(instance)
         }
         Drift::OrphanNetns => {
             let name = format!("rc-{instance}-{orphan}");
             tools::check(Command::new("ip").args(["netns", "add", &name]))?;
-            ("orphaned netns", Whole::Absent(netns(&orphan)))
+            Whole::Absent(netns(&orphan))
         }
         Drift::OrphanCgroup => {
-            let hierarchy = Path::new("/sys/fs/cgroup/pids");
-            let hierarchy = if hierarchy.exists() {
-                hierarchy
-            } else {
-                Path::new("/sys/fs/cgroup")
-            };
-            let cgroup = hierarchy.join(format!("reconcile-{instance}")).join(&orphan);
+            let cgroup = leaks::hierarchy().join(format!("reconcile-{instance}")).join(&orphan);
             fs::create_dir_all(&cgroup).with_context(|| cgroup.display().to_string())?;
-            ("orphaned cgroup", Whole::Absent(cgroup))
+            Whole::Absent(cgroup)
         }
         Drift::OrphanDirectory => {
             let dir = root.join("pods").join(&orphan);
             fs::create_dir_all(dir.join("containers"))?;
-            ("orphaned directory", Whole::Absent(dir))
+            Whole::Absent(dir)
         }
         Drift::Address | Drift::LinkDown | Drift::Pin => {
-            let Some(sandbox) = pick(shared, dice).await else {
+            let Some(Pod { sandbox, .. }) = pick(shared, dice) else {
                 return Ok(None);
             };
             let pin = netns(&sandbox);
             // A pod on the host's network has none.
-            if !pin.exists() || !disturb(shared, kind, &sandbox, &pin).await? {
+            if !pin.exists() || !disturb(shared, kind, &sandbox, &pin)? {
                 return Ok(None);
             }
-            let what = match kind {
-                Drift::Address => "address",
-                Drift::LinkDown => "link down",
-                _ => "netns pin",
-            };
-            (what, Whole::Network(sandbox, pin))
+            Whole::Network(sandbox, pin)
         }
     };
     count(&shared.tally.drifts);
-    Ok(Some(Caused { what, since, whole }))
+    Ok(Some(Caused { kind, since, whole }))
 }
 
 /// Waits until it is repaired, or its pod has gone.
 pub async fn repaired(shared: &Shared, caused: Caused) -> Result<()> {
-    let Caused { what, since, whole } = caused;
+    let Caused { kind, since, whole } = caused;
     let done = eventually(REPAIR, async || match &whole {
         Whole::Absent(path) => {
             ensure!(!path.exists(), "{} is still there", path.display());
@@ -132,16 +133,16 @@ pub async fn repaired(shared: &Shared, caused: Caused) -> Result<()> {
         }
         Whole::Table(instance) if table(instance)?.is_some() => Ok(true),
         // Without a pod on the bridge nobody needs it.
-        Whole::Table(_) if shared.pods.lock().await.is_empty() => Ok(false),
+        Whole::Table(_) if shared.pods.borrow().is_empty() => Ok(false),
         Whole::Table(_) => bail!("the nft table is still gone"),
         Whole::Network(sandbox, pin) => match connected(pin) {
             Ok(()) => Ok(true),
-            Err(_) if gone(shared, sandbox).await => Ok(false),
+            Err(_) if gone(shared, sandbox) => Ok(false),
             Err(not_yet) => Err(not_yet),
         },
     });
-    match done.await.with_context(|| what.to_owned())? {
-        true => shared.tally.repaired(what, since),
+    match done.await.context(kind.name())? {
+        true => shared.tally.repaired(kind.name(), since),
         false => count(&shared.tally.moot),
     }
     Ok(())
@@ -159,7 +160,7 @@ fn inside(netns: &Path, args: &[&str]) -> Result<String> {
 }
 
 /// False if the pod went meanwhile.
-async fn disturb(shared: &Shared, kind: Drift, sandbox: &str, netns: &Path) -> Result<bool> {
+fn disturb(shared: &Shared, kind: Drift, sandbox: &str, netns: &Path) -> Result<bool> {
     let name = netns.file_name().context("netns")?.to_string_lossy().into_owned();
     let done = match kind {
         Drift::Address => inside(netns, &["addr", "flush", "dev", "eth0", "scope", "global"]).map(drop),
@@ -168,7 +169,7 @@ async fn disturb(shared: &Shared, kind: Drift, sandbox: &str, netns: &Path) -> R
     };
     match done {
         Ok(()) => Ok(true),
-        Err(_) if gone(shared, sandbox).await => Ok(false),
+        Err(_) if gone(shared, sandbox) => Ok(false),
         Err(error) => Err(error),
     }
 }

@@ -1,6 +1,6 @@
 //! The injector: one fault after the other, each followed until it is repaired.
 
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use tokio::task::JoinSet;
 
 use super::drift::{self, Drift};
-use super::{Shared, count};
+use super::{Pod, Shared, count};
 use crate::eventually;
 use crate::leaks::{Process, processes};
 use crate::v1::PodSandboxState;
@@ -18,7 +18,7 @@ use crate::v1::PodSandboxState;
 /// Longest a repair may take that needs no second look.
 const SOON: Duration = Duration::from_secs(20);
 
-pub async fn until(shared: &Arc<Shared>, mut dice: Rng, end: Instant) -> Result<()> {
+pub async fn until(shared: &Rc<Shared>, mut dice: Rng, end: Instant) -> Result<()> {
     let mut drifts = JoinSet::new();
     while Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(dice.u64(200..2500))).await;
@@ -45,9 +45,8 @@ pub async fn until(shared: &Arc<Shared>, mut dice: Rng, end: Instant) -> Result<
 }
 
 /// A living pod.
-pub async fn pick(shared: &Shared, dice: &mut Rng) -> Option<String> {
-    let pods = shared.pods.lock().await;
-    Some(dice.choice(pods.iter())?.sandbox.clone())
+pub fn pick(shared: &Shared, dice: &mut Rng) -> Option<Pod> {
+    dice.choice(shared.pods.borrow().iter()).cloned()
 }
 
 /// SIGKILL, and a new one at once or after a while in which containers end unseen.
@@ -72,17 +71,9 @@ fn shim_of(sandbox: &str) -> Result<Option<i32>> {
 
 async fn shim(shared: &Shared, dice: &mut Rng) -> Result<()> {
     let _node = shared.node.lock().await;
-    let Some(sandbox) = pick(shared, dice).await else {
+    let Some(Pod { sandbox, calm }) = pick(shared, dice) else {
         return Ok(());
     };
-    let calm = shared
-        .pods
-        .lock()
-        .await
-        .iter()
-        .find(|pod| pod.sandbox == sandbox)
-        .map(|pod| pod.calm.clone());
-    let Some(calm) = calm else { return Ok(()) };
     let Ok(_alone) = tokio::time::timeout(SOON, calm.write()).await else {
         return Ok(());
     };
@@ -92,7 +83,7 @@ async fn shim(shared: &Shared, dice: &mut Rng) -> Result<()> {
     kill(Pid::from_raw(pid), Signal::SIGKILL)?;
     let adopted = eventually(SOON, async || match shim_of(&sandbox)? {
         Some(new) if new != pid => Ok(true),
-        _ if gone(shared, &sandbox).await => Ok(false),
+        _ if gone(shared, &sandbox) => Ok(false),
         _ => bail!("no new shim for {sandbox}"),
     });
     match adopted.await? {
@@ -103,19 +94,19 @@ async fn shim(shared: &Shared, dice: &mut Rng) -> Result<()> {
 }
 
 /// Its life is over, or being ended: then nothing is repaired any more.
-pub async fn gone(shared: &Shared, sandbox: &str) -> bool {
-    !shared.pods.lock().await.iter().any(|pod| pod.sandbox == sandbox)
+pub fn gone(shared: &Shared, sandbox: &str) -> bool {
+    !shared.pods.borrow().iter().any(|pod| pod.sandbox == sandbox)
 }
 
 async fn pause(shared: &Shared, dice: &mut Rng) -> Result<()> {
     let _node = shared.node.lock().await;
-    let Some(sandbox) = pick(shared, dice).await else {
+    let Some(Pod { sandbox, .. }) = pick(shared, dice) else {
         return Ok(());
     };
     let Ok(pid) = shared.cri.sandbox_pid(&sandbox).await else {
         return Ok(());
     };
-    if pid <= 0 || gone(shared, &sandbox).await {
+    if pid <= 0 || gone(shared, &sandbox) {
         return Ok(());
     }
     count(&shared.tally.pause_kills);
@@ -126,7 +117,7 @@ async fn pause(shared: &Shared, dice: &mut Rng) -> Result<()> {
         other => other?,
     }
     let back = eventually(SOON, async || {
-        if gone(shared, &sandbox).await {
+        if gone(shared, &sandbox) {
             return Ok(false);
         }
         let status = shared.cri.sandbox(&sandbox).await?;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -71,16 +71,11 @@ async fn one_pod(shared: &Shared, dice: &mut Rng, name: &str, end: Instant) -> R
         pod = pods::host_network(pod);
     }
     // Else the pause's death would be that of all containers.
-    let security = pod
-        .linux
-        .get_or_insert_default()
-        .security_context
-        .get_or_insert_default();
-    security.namespace_options.get_or_insert_default().pid = NamespaceMode::Container.into();
+    pod = pods::pid_namespace(pod, NamespaceMode::Container);
     let sandbox = retry::run_sandbox(cri, &pod).await?;
     count(&shared.tally.pods);
-    let calm = Arc::new(RwLock::new(()));
-    shared.pods.lock().await.push(Pod {
+    let calm = Rc::new(RwLock::new(()));
+    shared.pods.borrow_mut().push(Pod {
         sandbox: sandbox.clone(),
         calm: calm.clone(),
     });
@@ -97,7 +92,7 @@ async fn one_pod(shared: &Shared, dice: &mut Rng, name: &str, end: Instant) -> R
         die(shared, dice, &sandbox, life).await?;
     }
     drop(quiet);
-    shared.pods.lock().await.retain(|pod| pod.sandbox != sandbox);
+    shared.pods.borrow_mut().retain(|pod| pod.sandbox != sandbox);
     if dice.bool() {
         again("StopPodSandbox", async || cri.stop_sandbox(&sandbox).await).await?;
     }
@@ -229,9 +224,7 @@ fn whole(shared: &Shared, life: &Life) -> Result<()> {
         let amid = matches!(life.end, End::Term(_)) && lines > 0 && last == format!("last {}", lines - 1);
         ensure!(last == format!("last {lines}") || amid, "after {lines} lines: {last:?}");
     }
-    shared
-        .tally
-        .lines
-        .fetch_add(texts.len() as u64, std::sync::atomic::Ordering::Relaxed);
+    let lines = &shared.tally.lines;
+    lines.set(lines.get() + texts.len() as u64);
     Ok(())
 }

@@ -15,8 +15,9 @@ mod inject;
 mod lane;
 mod retry;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -37,58 +38,51 @@ pub struct Options {
     pub time: Duration,
 }
 
-/// What happened. All `lost` and `leaked` must be nothing.
+/// What happened. There is none of a run in which anything was lost or left behind.
 #[derive(Debug, Default)]
 pub struct Tally {
-    pub pods: AtomicU64,
-    pub containers: AtomicU64,
-    pub lines: AtomicU64,
-    pub daemon_kills: AtomicU64,
-    pub shim_kills: AtomicU64,
-    pub pause_kills: AtomicU64,
-    pub drifts: AtomicU64,
+    pub pods: Cell<u64>,
+    pub containers: Cell<u64>,
+    pub lines: Cell<u64>,
+    pub daemon_kills: Cell<u64>,
+    pub shim_kills: Cell<u64>,
+    pub pause_kills: Cell<u64>,
+    pub drifts: Cell<u64>,
     /// Faults whose object was removed before its repair was due.
-    pub moot: AtomicU64,
+    pub moot: Cell<u64>,
     /// Time from a fault (or from the daemon's start after it) to its repair.
-    pub repairs: std::sync::Mutex<Vec<(&'static str, Duration)>>,
+    pub repairs: RefCell<Vec<(&'static str, Duration)>>,
 }
 
 impl Tally {
     pub(crate) fn repaired(&self, what: &'static str, since: Instant) {
-        let mut repairs = self.repairs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        repairs.push((what, since.elapsed()));
+        self.repairs.borrow_mut().push((what, since.elapsed()));
     }
 }
 
-pub(crate) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+pub(crate) fn count(counter: &Cell<u64>) {
+    counter.set(counter.get() + 1);
 }
 
 impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         writeln!(
             f,
             "{} pods, {} containers, {} log lines; killed: daemon {}, shims {}, pauses {}; drift {}; moot {}",
-            get(&self.pods),
-            get(&self.containers),
-            get(&self.lines),
-            get(&self.daemon_kills),
-            get(&self.shim_kills),
-            get(&self.pause_kills),
-            get(&self.drifts),
-            get(&self.moot)
+            self.pods.get(),
+            self.containers.get(),
+            self.lines.get(),
+            self.daemon_kills.get(),
+            self.shim_kills.get(),
+            self.pause_kills.get(),
+            self.drifts.get(),
+            self.moot.get()
         )?;
-        let repairs = self.repairs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut kinds: Vec<_> = repairs.iter().map(|(what, _)| *what).collect();
-        kinds.sort_unstable();
-        kinds.dedup();
-        for kind in kinds {
-            let mut times: Vec<_> = repairs
-                .iter()
-                .filter(|(what, _)| *what == kind)
-                .map(|(_, t)| *t)
-                .collect();
+        let mut kinds: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (what, took) in self.repairs.borrow().iter() {
+            kinds.entry(*what).or_default().push(*took);
+        }
+        for (kind, mut times) in kinds {
             times.sort_unstable();
             let at = |part: usize| times[(times.len() - 1) * part / 100];
             writeln!(
@@ -104,18 +98,19 @@ impl std::fmt::Display for Tally {
 }
 
 /// A pod as the injector sees it.
+#[derive(Clone)]
 pub(crate) struct Pod {
     pub sandbox: String,
     /// Held for reading while a container's end is awaited: a shim that is killed in the very instant in which its
     /// container ends cannot have seen how, so the injector, which writes, does not kill shims then.
-    pub calm: Arc<RwLock<()>>,
+    pub calm: Rc<RwLock<()>>,
 }
 
 /// What lanes and injector share.
 pub(crate) struct Shared {
     pub cri: Cri,
     pub node: Mutex<Node>,
-    pub pods: Mutex<Vec<Pod>>,
+    pub pods: RefCell<Vec<Pod>>,
     pub tally: Tally,
     pub dir: std::path::PathBuf,
 }
@@ -128,7 +123,7 @@ pub async fn run(options: Options) -> Result<Tally> {
         .await
         .with_context(|| {
             format!(
-                "replay: e2e chaos --seed {} --seconds {}",
+                "replay: cargo chaos --seed {} --seconds {}",
                 options.seed,
                 options.time.as_secs()
             )
@@ -140,11 +135,11 @@ async fn inner(options: Options) -> Result<Tally> {
     node.busybox().await?;
     let bystander = Node::start().await?;
     let seen = bystanders(&bystander).await?;
-    let shared = Arc::new(Shared {
+    let shared = Rc::new(Shared {
         cri: node.cri.clone(),
         dir: node.path("gates"),
         node: Mutex::new(node),
-        pods: Mutex::default(),
+        pods: RefCell::default(),
         tally: Tally::default(),
     });
     std::fs::create_dir(&shared.dir)?;
@@ -155,18 +150,13 @@ async fn inner(options: Options) -> Result<Tally> {
         let (shared, dice) = (shared.clone(), dice.fork());
         lanes.spawn_local(async move { lane::live(&shared, dice, n, end).await });
     }
-    let mut work = JoinSet::new();
-    let (faults, rng) = (shared.clone(), dice.fork());
-    work.spawn_local(async move { inject::until(&faults, rng, end).await });
-    while let Some(done) = work.join_next().await {
-        done?.context("injector")?;
-    }
+    inject::until(&shared, dice, end).await.context("injector")?;
     while let Some(done) = lanes.join_next().await {
         done?.context("lane")?;
     }
-    let shared = Arc::into_inner(shared).context("a lane or the injector still runs")?;
+    let shared = Rc::into_inner(shared).context("a lane or the injector still runs")?;
     shared.node.into_inner().finish().await.context("after the chaos")?;
-    let now = pictures(&bystander).await?;
+    let now = bystander.picture().await?;
     ensure!(
         now == seen,
         "the node beside it noticed:\nbefore {seen:#?}\nnow {now:#?}"
@@ -176,26 +166,12 @@ async fn inner(options: Options) -> Result<Tally> {
 }
 
 /// Two pods on the second node.
-async fn bystanders(node: &Node) -> Result<Vec<String>> {
+async fn bystanders(node: &Node) -> Result<BTreeMap<String, String>> {
     for n in 0..2 {
         let pod = node.pod(&format!("bystander{n}"));
         let sandbox = node.cri.run_sandbox(&pod).await?;
         let config = pods::container("c", HELLO, &["/hello", "sleep", "100000"]);
         node.cri.launch(&sandbox, &pod, &config).await?;
     }
-    pictures(node).await
-}
-
-async fn pictures(node: &Node) -> Result<Vec<String>> {
-    let mut all = Vec::new();
-    for sandbox in node.cri.sandboxes(None).await? {
-        let status = node.cri.sandbox(&sandbox.id).await?;
-        all.push(format!("{status:?} pause {}", node.cri.sandbox_pid(&status.id).await?));
-    }
-    for container in node.cri.containers(None).await? {
-        let status = node.cri.container(&container.id).await?;
-        let pid = node.cri.container_pid(&container.id).await?;
-        all.push(format!("{status:?} pid {pid}"));
-    }
-    Ok(all)
+    node.picture().await
 }

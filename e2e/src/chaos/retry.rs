@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tonic::{Code, Status};
 
 use crate::client::Cri;
+use crate::eventually;
 use crate::v1::*;
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -39,15 +40,12 @@ fn final_word(status: &Status) -> bool {
 async fn one_id(what: &str, call: impl AsyncFnMut() -> Result<String, Status>) -> Result<String> {
     match again(what, call).await {
         Ok(id) => Ok(id),
-        Err(error) => {
-            let status = error.downcast_ref::<Status>().cloned();
-            match status {
-                Some(status) if status.code() == Code::AlreadyExists => {
-                    id_in(status.message()).with_context(|| format!("{what}: refused without an id: {status}"))
-                }
-                _ => Err(error),
+        Err(error) => match error.downcast_ref::<Status>() {
+            Some(status) if status.code() == Code::AlreadyExists => {
+                id_in(status.message()).with_context(|| format!("{what}: refused without an id: {status}"))
             }
-        }
+            _ => Err(error),
+        },
     }
 }
 
@@ -75,7 +73,7 @@ pub enum Started {
 }
 
 pub async fn start(cri: &Cri, id: &str) -> Result<Started> {
-    let answer = again("StartContainer", async || match cri.start(id).await {
+    again("StartContainer", async || match cri.start(id).await {
         Ok(()) => Ok(Started::Runs),
         Err(refused) if final_word(&refused) => {
             // An earlier try may have been carried out though its answer was lost.
@@ -89,21 +87,15 @@ pub async fn start(cri: &Cri, id: &str) -> Result<Started> {
         }
         Err(other) => Err(other),
     })
-    .await?;
-    Ok(answer)
+    .await
 }
 
 /// Its status once it has exited.
 pub async fn exited(cri: &Cri, id: &str) -> Result<ContainerStatus> {
-    let start = Instant::now();
-    loop {
+    eventually(LIMIT, async || {
         let status = again("ContainerStatus", async || cri.container(id).await).await?;
-        if status.state() == ContainerState::ContainerExited {
-            return Ok(status);
-        }
-        if start.elapsed() > LIMIT {
-            bail!("container {id} has not ended after {LIMIT:?}: {status:?}");
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        ensure!(status.state() == ContainerState::ContainerExited, "{status:?}");
+        Ok(status)
+    })
+    .await
 }
