@@ -21,7 +21,7 @@ fn tell(fact: &str, id: &str) -> Result<()> {
 
 async fn life(cri: &Cri, n: usize, logs: &Path) -> Result<()> {
     let mut pod = pods::sandbox(&format!("p{n}"), logs);
-    if n % 2 == 0 {
+    if n.is_multiple_of(2) {
         pod = pods::host_network(pod);
     }
     let sandbox = cri.run_sandbox(&pod).await?;

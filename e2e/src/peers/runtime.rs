@@ -21,7 +21,7 @@ use crate::{eventually, tools};
 
 pub enum Runtime {
     Ours(Box<Node>),
-    Containerd(Containerd),
+    Containerd(Box<Containerd>),
 }
 
 pub struct Containerd {
@@ -60,7 +60,7 @@ impl Runtime {
         pause.config["Entrypoint"] = serde_json::json!(["/bin/sleep", "1000000"]);
         pause.config["Cmd"] = serde_json::json!([]);
         containerd.import(&pause)?;
-        Ok(Runtime::Containerd(containerd))
+        Ok(Runtime::Containerd(Box::new(containerd)))
     }
 
     pub fn cri(&self) -> &Cri {
