@@ -409,7 +409,6 @@ async fn every_point_of_images_cni_and_yaml() -> Result<()> {
 
 /// Torture case T03, for every step there is.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a maker killed after it made the first process leaves its start hanging"]
 async fn every_point_of_a_pods_life() -> Result<()> {
     let port = std::net::TcpListener::bind("0.0.0.0:0")?.local_addr()?.port();
     let other = std::net::TcpListener::bind("0.0.0.0:0")?.local_addr()?.port();

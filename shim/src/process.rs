@@ -47,6 +47,8 @@ pub struct Proc {
     pub pidfd: Option<OwnedFd>,
     /// While it is being made.
     pub channel: Option<OwnedFd>,
+    /// The child that makes it; 0 when that has ended.
+    pub maker: u32,
     pub error: Option<String>,
     pub streams: Vec<Stream>,
     /// Streams with something to read, in the order of `streams`.
@@ -79,6 +81,7 @@ impl Proc {
             started: Started::default(),
             pidfd: None,
             channel: None,
+            maker: 0,
             error: None,
             streams: Vec::new(),
             ready: Vec::new(),

@@ -19,8 +19,8 @@ pub(crate) struct Erased {
     /// Takes a misread record out again.
     pub unload: fn(&mut Tables, &str),
     pub publish: fn(&mut Tables, &Published),
-    /// The same for a copy, as delivered; staged.
-    pub import: fn(&mut Writer, &[u8]) -> Result<String, String>,
+    /// The same for the copy of the record `uid`, as delivered; staged.
+    pub import: fn(&mut Writer, uid: &str, &[u8]) -> Result<(), String>,
     /// May a record get new children? (`Ok(false)`: there is no such record.)
     pub adopts: fn(&mut Tables, &str) -> Result<bool>,
     /// Stages the deletion mark on all that `owner` owns, and on theirs.
@@ -125,9 +125,12 @@ fn own_version(json: &[u8]) -> Result<(), String> {
     }
 }
 
-fn import<K: Kind>(writer: &mut Writer, json: &[u8]) -> Result<String, String> {
+fn import<K: Kind>(writer: &mut Writer, uid: &str, json: &[u8]) -> Result<(), String> {
     own_version(json)?;
     let mut object = parse::<K>(json)?;
+    if object.uid() != uid {
+        return Err(format!("is another record's, {}", object.uid()));
+    }
     object.meta.ready_by = None;
     writer.seen(object.meta.created);
     let known = writer
@@ -136,10 +139,9 @@ fn import<K: Kind>(writer: &mut Writer, json: &[u8]) -> Result<String, String> {
         .get(object.uid())
         .map(|known| known.meta.generation);
     if known.is_none_or(|known| known < object.meta.generation) {
-        let object = writer.put(object).map_err(|e| e.to_string())?;
-        return Ok(object.meta.uid.clone());
+        writer.put(object).map_err(|e| e.to_string())?;
     }
-    Ok(object.meta.uid)
+    Ok(())
 }
 
 fn adopts<K: Kind>(tables: &mut Tables, uid: &str) -> Result<bool> {

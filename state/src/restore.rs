@@ -1,6 +1,6 @@
 //! Opening: from the database, else from the copies beside the objects.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::guard;
 use crate::kinds::{self, KINDS};
 use crate::resource::Owner;
-use crate::store::{Copies, Opened};
+use crate::store::{Copied, Copies, Opened};
 use crate::watch::Published;
 use crate::writer::Writer;
 
@@ -80,9 +80,8 @@ fn load(writer: &mut Writer, records: Records, copies: &Copies, opened: &mut Ope
             Err(why) => why,
         };
         let copy = (copies.one)(kind, uid).ok_or("and there is no copy".to_owned());
-        match copy.and_then(|json| (known.import)(writer, &json)) {
-            Ok(read) if read == uid => tracing::warn!(kind, uid, why, "record read from its copy"),
-            Ok(_) => quarantine(writer, opened, &key, format!("{why}; the copy is another record's")),
+        match copy.and_then(|json| (known.import)(writer, uid, &json).map_err(|why| format!("its copy {why}"))) {
+            Ok(()) => tracing::warn!(kind, uid, why, "record read from its copy"),
             Err(copy) => quarantine(writer, opened, &key, format!("{why}; {copy}")),
         }
     }
@@ -96,39 +95,24 @@ fn quarantine(writer: &mut Writer, opened: &mut Opened, key: &str, why: String) 
     opened.quarantined.push((kind.to_owned(), uid.to_owned(), why));
 }
 
-/// Imports every copy as delivered, in one batch. An unreadable copy is reported; its uid is taken from its text.
-fn rebuild(writer: &mut Writer, copies: Vec<Vec<u8>>, opened: &mut Opened) -> Result<()> {
-    let mut exist: HashMap<String, HashSet<String>> = HashMap::new();
-    let mut nameless = false;
-    for json in copies {
-        let kind = text_after(&json, "\"kind\":\"").unwrap_or_default();
-        let imported = match kinds::find(&kind) {
-            Some(known) => (known.import)(writer, &json),
-            None => Err(format!("its kind {kind:?} is unknown")),
+/// Imports every copy as delivered, in one batch. One that cannot be used is reported, and its things stay.
+fn rebuild(writer: &mut Writer, copies: Vec<Copied>, opened: &mut Opened) -> Result<()> {
+    let mut exist = HashSet::new();
+    for Copied { kind, uid, json } in copies {
+        let imported = match kinds::find(kind) {
+            Some(known) => (known.import)(writer, &uid, &json),
+            None => Err(format!("is of an unknown kind, {kind:?}")),
         };
-        let uid = imported.unwrap_or_else(|why| {
-            let uid = text_after(&json, "\"uid\":\"")
-                .filter(|uid| uid.len() == 64)
-                .unwrap_or_default();
-            nameless |= uid.is_empty();
-            opened
-                .quarantined
-                .push((kind.clone(), uid.clone(), format!("its copy {why}")));
-            uid
-        });
-        exist.entry(kind).or_default().insert(uid);
+        if let Err(why) = imported {
+            let why = format!("its copy {why}");
+            opened.quarantined.push((kind.to_owned(), uid.clone(), why));
+        }
+        exist.insert((kind, uid));
     }
-    // A child without its owner goes with it, unless the owner may be one of the unreadable.
-    let exists = |owner: &Owner| nameless || exist.get(&owner.kind).is_some_and(|uids| uids.contains(&owner.uid));
+    // A child without its owner goes with it; an owner whose copy cannot be read is one.
+    let exists = |owner: &Owner| exist.iter().any(|(kind, uid)| *kind == owner.kind && *uid == owner.uid);
     for kind in KINDS {
         (kind.settle)(writer, &exists, now_ns())?;
     }
     writer.commit_even_if_empty()
-}
-
-/// The text between `before` and the next quote.
-fn text_after(json: &[u8], before: &str) -> Option<String> {
-    let at = json.windows(before.len()).position(|w| w == before.as_bytes())? + before.len();
-    let end = at + json[at..].iter().position(|b| *b == b'"')?;
-    String::from_utf8(json[at..end].to_vec()).ok()
 }

@@ -39,10 +39,19 @@ pub enum Put<K: Kind> {
 
 /// Raw copies of records that lie beside the objects; asked when the database is damaged.
 pub struct Copies {
-    /// Every copy: the record's JSON as [`Object`] writes it with `apiVersion` and `kind`.
-    pub all: Box<dyn Fn() -> Vec<Vec<u8>> + Send>,
+    /// Every copy.
+    pub all: Box<dyn Fn() -> Vec<Copied> + Send>,
     /// The copy of one record, by kind and uid.
     pub one: OneCopy,
+}
+
+/// A copy, and whose it is by the place where it lies: its text may be damaged.
+#[derive(Clone, Debug)]
+pub struct Copied {
+    pub kind: &'static str,
+    pub uid: String,
+    /// The record's JSON as [`Object`] writes it with `apiVersion` and `kind`; empty if it cannot be read.
+    pub json: Vec<u8>,
 }
 
 /// Finds the copy of one record by kind and uid.

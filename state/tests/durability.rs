@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use state::image::{ImageKind, ImageSpec};
-use state::store::{Copies, Opened};
-use state::{Error, Image, Meta, New, Put, Store};
+use state::store::{Copied, Copies, Opened};
+use state::{Error, Image, Kind, Meta, New, Put, Store};
 
 fn no_copies() -> Copies {
     Copies {
@@ -22,6 +22,15 @@ fn no_copies() -> Copies {
 #[derive(Clone, Default)]
 struct Beside(Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
 
+fn all_of(copies: &BTreeMap<String, Vec<u8>>) -> Vec<Copied> {
+    let copied = |(uid, json): (&String, &Vec<u8>)| Copied {
+        kind: ImageKind::KIND,
+        uid: uid.clone(),
+        json: json.clone(),
+    };
+    copies.iter().map(copied).collect()
+}
+
 impl Beside {
     fn add(&self, image: &Image) {
         self.0
@@ -32,7 +41,7 @@ impl Beside {
     fn copies(&self) -> Copies {
         let (all, one) = (self.0.clone(), self.0.clone());
         Copies {
-            all: Box::new(move || all.lock().unwrap().values().cloned().collect()),
+            all: Box::new(move || all_of(&all.lock().unwrap())),
             one: Box::new(move |_, uid| one.lock().unwrap().get(uid).cloned()),
         }
     }

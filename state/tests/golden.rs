@@ -1,14 +1,14 @@
 //! Records as version 0.1.0 wrote them: they must be read whole by every later version.
 
 use serde_json::Value;
-use state::Store;
 use state::container::ContainerKind;
 use state::debt::DebtKind;
 use state::image::ImageKind;
 use state::node::NodeKind;
 use state::pod::PodKind;
 use state::sandbox::SandboxKind;
-use state::store::Copies;
+use state::store::{Copied, Copies};
+use state::{Kind, Store};
 
 /// Copies beside the objects, in the order of owners.
 const GOLDEN: [&str; 5] = [
@@ -21,7 +21,23 @@ const GOLDEN: [&str; 5] = [
 const DEBT: &str = include_str!("golden/debt.json");
 
 fn copies(all: &[String]) -> Copies {
-    let all: Vec<Vec<u8>> = all.iter().map(|text| text.clone().into_bytes()).collect();
+    let kinds = [
+        NodeKind::KIND,
+        ImageKind::KIND,
+        PodKind::KIND,
+        SandboxKind::KIND,
+        ContainerKind::KIND,
+        DebtKind::KIND,
+    ];
+    let copied = |text: &String| {
+        let json: Value = serde_json::from_str(text).unwrap();
+        Copied {
+            kind: kinds.into_iter().find(|kind| json["kind"] == *kind).unwrap(),
+            uid: json["metadata"]["uid"].as_str().unwrap().to_owned(),
+            json: text.clone().into_bytes(),
+        }
+    };
+    let all: Vec<Copied> = all.iter().map(copied).collect();
     Copies {
         all: Box::new(move || all.clone()),
         one: Box::new(|_, _| None),

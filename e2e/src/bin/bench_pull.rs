@@ -1,5 +1,5 @@
-//! One image of ten layers and one of one, 300 MB each, half of it random, from a registry on loopback to a root file
-//! system on disk: ours, `skopeo copy` with `umoci unpack`, and containerd's CRI, in turns. Prints a table; nothing here
+//! One image of ten layers and one of one, 300 MB each, half of it random, from a registry on loopback to a root
+//! file system on disk: ours, `skopeo copy` with `umoci unpack`, and containerd's CRI, in turns. Prints a table; nothing here
 //! can fail on a time.
 //!
 //! `cargo run --release -p e2e --bin bench_pull [rounds]` as root on a quiet machine; three rounds unless told
@@ -147,7 +147,8 @@ async fn containerd(name: &str) -> Result<Cost> {
         format!("server = \"http://{host}\"\n[host.\"http://{host}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"),
     )?;
     let config = format!(
-        "version = 2\nroot = {:?}\nstate = {:?}\n[grpc]\naddress = {:?}\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n\
+        "version = 2\nroot = {:?}\nstate = {:?}\n[grpc]\naddress = {:?}\n\
+         [plugins.\"io.containerd.grpc.v1.cri\".registry]\n\
          config_path = {:?}\n",
         at("root"),
         at("state"),

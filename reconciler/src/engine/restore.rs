@@ -1,9 +1,14 @@
 //! Losing the store loses no pod: the copies beside the objects are read back.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use state::store::Copies;
+use state::Kind;
+use state::container::ContainerKind;
+use state::image::ImageKind;
+use state::pod::PodKind;
+use state::sandbox::SandboxKind;
+use state::store::{Copied, Copies};
 
 use crate::engine::record::COPY;
 
@@ -14,23 +19,29 @@ const LIMIT: u64 = 4 << 20;
 pub fn copies(root: &Path) -> Copies {
     let (all, one) = (root.to_owned(), root.to_owned());
     Copies {
-        all: Box::new(move || files(&all).iter().filter_map(|path| read(path)).collect()),
-        one: Box::new(move |_, uid| {
+        all: Box::new(move || files(&all).into_iter().filter_map(copied).collect()),
+        one: Box::new(move |kind, uid| {
             let own = files(&one)
                 .into_iter()
-                .find(|path| path.parent().is_some_and(|dir| dir.ends_with(uid)));
-            read(&own?)
+                .find(|(of, dir)| *of == kind && dir.ends_with(uid))?;
+            copied(own).map(|copy| copy.json)
         }),
     }
 }
 
-/// Every copy: `pods/<uid>`, `pods/<uid>/containers/<uid>`, `images/<uid>`, `declared/<uid>`.
-fn files(root: &Path) -> Vec<PathBuf> {
+/// The directories of objects that have copies: `pods/<uid>`, `pods/<uid>/containers/<uid>`, `images/<uid>`,
+/// `declared/<uid>`.
+fn files(root: &Path) -> Vec<(&'static str, PathBuf)> {
     let mut found = Vec::new();
-    for kind in ["pods", "images", "declared"] {
-        for dir in children(&root.join(kind)) {
-            found.push(dir.join(COPY));
-            found.extend(children(&dir.join("containers")).into_iter().map(|dir| dir.join(COPY)));
+    for (kind, place) in [
+        (SandboxKind::KIND, "pods"),
+        (ImageKind::KIND, "images"),
+        (PodKind::KIND, "declared"),
+    ] {
+        for dir in children(&root.join(place)) {
+            let containers = children(&dir.join("containers")).into_iter();
+            found.extend(containers.map(|dir| (ContainerKind::KIND, dir)));
+            found.push((kind, dir));
         }
     }
     found
@@ -47,9 +58,15 @@ fn children(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let meta = fs::symlink_metadata(path).ok()?;
-    (meta.is_file() && meta.len() <= LIMIT)
-        .then(|| fs::read(path).ok())
-        .flatten()
+/// The copy in an object's directory. One that is there but cannot be read is empty: its object is not to be taken for
+/// one that never was.
+fn copied((kind, dir): (&'static str, PathBuf)) -> Option<Copied> {
+    let path = dir.join(COPY);
+    let meta = match fs::symlink_metadata(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return None,
+        other => other.ok().filter(|meta| meta.is_file() && meta.len() <= LIMIT),
+    };
+    let json = meta.and_then(|_| fs::read(&path).ok()).unwrap_or_default();
+    let uid = dir.file_name()?.to_str()?.to_owned();
+    Some(Copied { kind, uid, json })
 }

@@ -8,9 +8,13 @@ use std::time::Duration;
 use cri::Services;
 use reconciler::runtime::{Running, Runtime};
 use state::clock::Clock;
+use state::container::ContainerKind;
 use state::disk::{Disk, Found, Op};
-use state::store::Copies;
-use state::{Error, Result, Store};
+use state::image::ImageKind;
+use state::pod::PodKind;
+use state::sandbox::SandboxKind;
+use state::store::{Copied, Copies};
+use state::{Error, Kind, Result, Store};
 use tokio::sync::watch;
 
 use super::node::{ROOT, ROOT_ID, Sim, Who};
@@ -100,24 +104,39 @@ fn found(sim: &Sim) -> Found {
 
 /// The copies beside the objects, as `engine::restore` finds them.
 fn copies(sim: &Arc<Sim>) -> Copies {
-    let read = |sim: &Sim| -> Vec<(String, Vec<u8>)> {
+    let read = |sim: &Sim| -> Vec<Copied> {
         let node = sim.lock();
-        let kinds = ["pods", "images", "declared"].map(|kind| Path::new(ROOT).join(kind));
-        let all = node
-            .fs
-            .all()
-            .into_iter()
-            .filter(|path| path.ends_with("record.json") && kinds.iter().any(|kind| path.starts_with(kind)));
+        let kinds = [
+            (SandboxKind::KIND, "pods"),
+            (ImageKind::KIND, "images"),
+            (PodKind::KIND, "declared"),
+        ];
+        let kind = |path: &Path| {
+            let (kind, _) = kinds
+                .iter()
+                .find(|(_, place)| path.starts_with(Path::new(ROOT).join(place)))?;
+            let is_container = path.parent()?.parent()?.ends_with("containers");
+            Some(if is_container { ContainerKind::KIND } else { *kind })
+        };
+        let all = node.fs.all().into_iter().filter(|path| path.ends_with("record.json"));
         all.filter_map(|path| {
-            let uid = path.parent()?.file_name()?.to_str()?.to_owned();
-            Some((uid, node.fs.read(&path)?.to_vec()))
+            Some(Copied {
+                kind: kind(&path)?,
+                uid: path.parent()?.file_name()?.to_str()?.to_owned(),
+                json: node.fs.read(&path)?.to_vec(),
+            })
         })
         .collect()
     };
     let (all, one) = (sim.clone(), sim.clone());
     Copies {
-        all: Box::new(move || read(&all).into_iter().map(|(_, text)| text).collect()),
-        one: Box::new(move |_, uid| read(&one).into_iter().find(|(of, _)| of == uid).map(|(_, text)| text)),
+        all: Box::new(move || read(&all)),
+        one: Box::new(move |_, uid| {
+            read(&one)
+                .into_iter()
+                .find(|copy| copy.uid == uid)
+                .map(|copy| copy.json)
+        }),
     }
 }
 

@@ -45,6 +45,10 @@ impl Service {
             }
         } else if let Some(exec) = self.execs.iter_mut().find(|exec| exec.pid == pid) {
             exec.ended(status);
+        } else if let Some(proc) = self.procs.iter_mut().find(|proc| proc.maker == pid) {
+            proc.maker = 0; // the kernel may give the number to another
+            let key = proc.key;
+            self.maker_ended(key, status);
         } else {
             self.orphans.push((pid, status));
         }

@@ -186,7 +186,8 @@ impl Service {
         let (key, dir, id) = (self.key(), self.dir.clone(), task.id.clone());
         self.watch(ours.as_raw_fd(), Of::Channel, key, libc::EPOLLIN)
             .map_err(internal)?;
-        if sys::fork().map_err(internal)? == 0 {
+        let child = sys::fork().map_err(internal)?;
+        if child == 0 {
             die_with(shim);
             fault::point("shim.maker.before");
             sys::keep_only(&[keep, &[theirs.as_raw_fd()]].concat());
@@ -199,6 +200,7 @@ impl Service {
         fault::point("shim.start.forked");
         let mut proc = Proc::new(key, task);
         proc.channel = Some(ours);
+        proc.maker = child;
         proc.run = Some(caller);
         self.procs.push(proc);
         Ok(key)
@@ -230,6 +232,18 @@ impl Service {
                     let _ = proc.signal(libc::SIGKILL);
                 }
             }
+        }
+    }
+
+    /// A maker ended. If it was killed, what it made waits for it, and holds the channel, for ever.
+    pub(super) fn maker_ended(&mut self, key: u32, status: i32) {
+        self.channel(key); // what it said before
+        let dir = self.dir.clone();
+        let is_waiting = |proc: &&mut Proc| proc.key == key && proc.channel.is_some();
+        if let Some(proc) = self.procs.iter_mut().find(is_waiting).filter(|_| status != 0) {
+            let killed = || format!("its maker ended with wait status {status:#x} before it was started; see shim.log");
+            let why = proc.error.take().unwrap_or_else(killed);
+            proc.failed(&dir, &why);
         }
     }
 
