@@ -31,6 +31,7 @@ pub mod hub;
 pub mod images;
 pub mod leaks;
 pub mod nasty;
+pub mod netns;
 pub mod node;
 pub mod peers;
 pub mod pods;
