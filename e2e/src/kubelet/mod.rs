@@ -6,9 +6,9 @@
 //!                             |  main port, TLS: exec, attach, port-forward, logs   (Kubelet::url, Kubelet::fetch)
 //! ```
 //!
-//! It runs in a mount namespace of its own, where the kernel's settings that it wants already read so and `/var/log` is
-//! a directory of the test: it changes nothing of the machine but the cgroups below its own. What it mounts for volumes
-//! the daemon sees, by a mount of its directory that both share.
+//! It runs in a mount namespace of its own, where the kernel's settings that it wants already read so and `/var/log`
+//! and `/var/lib` are directories of the test: it changes nothing of the machine but the cgroups below its own. What it
+//! mounts for volumes the daemon sees, by a mount of its directory that both share.
 
 mod process;
 mod status;

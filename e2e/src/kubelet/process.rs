@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::node::Node;
-use crate::{leaks, tools};
+use super::status;
+use crate::{leaks, pods, tools};
 
 /// Settings of the kernel that a kubelet sets if they are not so (kubelet: setupKernelTunables).
 const WANTED: [(&str, &str); 6] = [
@@ -68,7 +69,7 @@ impl Kubelet {
             cgroup: format!("rc-kubelet-{}-{n}", std::process::id()),
             process: None,
         };
-        for name in ["", "manifests", "root", "pods", "log", "plugins", "sys"] {
+        for name in ["", "manifests", "root", "pods", "log", "lib", "plugins", "sys"] {
             fs::create_dir_all(kubelet.dir.join(name))?;
         }
         for hierarchy in hierarchies()? {
@@ -88,7 +89,10 @@ impl Kubelet {
             fs::write(&file, format!("{value}\n"))?;
             script += &format!("mount --bind {} /proc/sys/{name}\n", file.display());
         }
-        script += &format!("mount --bind {} /var/log\nexec \"$@\"", self.dir.join("log").display());
+        for name in ["log", "lib"] {
+            script += &format!("mount --bind {} /var/{name}\n", self.dir.join(name).display());
+        }
+        script += "exec \"$@\"";
         let log = fs::File::options()
             .create(true)
             .append(true)
@@ -232,6 +236,19 @@ impl Kubelet {
             Ok(())
         })
         .await
+    }
+
+    /// What a container has written, by its log of the newest attempt.
+    pub fn lines(&self, pod: &Value, container: &str) -> Result<Vec<String>> {
+        let attempt = status::restarts(pod, container)?;
+        pods::log_texts(self.log_dir(pod, container).join(format!("{attempt}.log")))
+    }
+
+    /// Where a container's logs are.
+    pub fn log_dir(&self, pod: &Value, container: &str) -> PathBuf {
+        let text = |field: &str| pod["metadata"][field].as_str().unwrap_or_default().to_owned();
+        let of_pod = format!("{}_{}_{}", text("namespace"), text("name"), text("uid"));
+        self.dir.join("pods").join(of_pod).join(container)
     }
 
     /// GET on the read-only port; an answer other than 200 is an error.
