@@ -104,7 +104,7 @@ impl Kubelet {
             .arg(option("config", &self.dir.join("config.json")))
             .arg(option("root-dir", &self.dir.join("root")))
             .arg(option("cert-dir", &self.dir.join("pki")))
-            .args(["--hostname-override=n1", "--node-ip=127.0.0.1", "--v=3"])
+            .args(["--hostname-override=n1", "--v=3"])
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -57,7 +57,7 @@ async fn all(checks: Vec<(&'static str, LocalBoxFuture<'_, Result<()>>)>) -> Res
     let failed: Vec<_> = names
         .iter()
         .zip(&results)
-        .filter_map(|(name, result)| Some(format!("{name}: {:?}", result.as_ref().err()?)))
+        .filter_map(|(name, result)| Some(format!("{name}: {:#}", result.as_ref().err()?)))
         .collect();
     ensure!(failed.is_empty(), "{}", failed.join("\n\n"));
     Ok(())
