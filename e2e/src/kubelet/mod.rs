@@ -21,6 +21,7 @@ use std::fs;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use crate::cni;
 use crate::hub::Hub;
 use crate::images::Image;
 use crate::node::{Node, Options};
@@ -48,14 +49,26 @@ pub fn merge(object: &mut Value, further: Value) {
 
 /// A running node whose pulls of `registry.example` go to the hub, which gets busybox.
 pub async fn node(hub: &Hub, options: Options) -> Result<Node> {
+    let mut node = prepared(hub, options)?;
+    node.serve().await?;
+    Ok(node)
+}
+
+/// The same before its daemon is started; with the tests' CNI plugin unless its network is the built-in one.
+pub fn prepared(hub: &Hub, options: Options) -> Result<Node> {
     hub.push(&Image::busybox("busybox:1")?, "busybox:1", &[])?;
-    let mut node = Node::new(options)?;
+    let builtin = options.network == "builtin";
+    let node = Node::new(options)?;
     let certs = node.path("certs.d");
     fs::create_dir_all(certs.join("registry.example"))?;
     let hosts = format!("[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n", hub.host());
     fs::write(certs.join("registry.example/hosts.toml"), hosts)?;
     fs::create_dir_all(node.path("etc"))?;
-    node.file("etc/config.yaml", format!("registry: {{certsDirs: ['{}']}}\n", certs.display()))?;
-    node.serve().await?;
+    let mut config = format!("registry: {{certsDirs: ['{}']}}\n", certs.display());
+    if !builtin {
+        cni::install(&node)?;
+        config += &fs::read_to_string(node.path("etc/config.yaml"))?;
+    }
+    node.file("etc/config.yaml", config)?;
     Ok(node)
 }

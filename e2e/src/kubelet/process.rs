@@ -44,7 +44,8 @@ pub struct Kubelet {
     /// Its socket of the CRI.
     endpoint: String,
     program: PathBuf,
-    settings: Settings,
+    /// How it is started next.
+    pub settings: Settings,
     /// Of the main server, the read-only one, and health.
     ports: [u16; 3],
     /// The cgroup below which it makes `kubepods`, in every hierarchy.
@@ -72,16 +73,16 @@ impl Kubelet {
         for name in ["", "manifests", "root", "pods", "log", "lib", "plugins", "sys"] {
             fs::create_dir_all(kubelet.dir.join(name))?;
         }
-        for hierarchy in hierarchies()? {
-            fs::create_dir_all(hierarchy.join(&kubelet.cgroup))?;
-        }
+        kubelet.share()?;
         Ok(Some(kubelet))
     }
 
     /// Starts it and waits until it says it is healthy.
     pub async fn start(&mut self) -> Result<()> {
         ensure!(self.process.is_none(), "this kubelet runs already");
-        self.share()?;
+        for hierarchy in hierarchies()? {
+            fs::create_dir_all(hierarchy.join(&self.cgroup))?;
+        }
         fs::write(self.dir.join("config.json"), self.config().to_string())?;
         let mut script = String::from("set -e\nmount --make-private /\nmount --make-rprivate /proc\n");
         for (name, value) in WANTED {
@@ -152,11 +153,6 @@ impl Kubelet {
     /// Makes its directory a mount that other mount namespaces share.
     fn share(&self) -> Result<()> {
         let none = None::<&str>;
-        let table = leaks::mounts(Path::new("/proc/self/mountinfo"))?;
-        let point = format!("{} ", self.dir.display());
-        if table.iter().any(|line| line.starts_with(&point)) {
-            return Ok(());
-        }
         mount(Some(&self.dir), &self.dir, none, MsFlags::MS_BIND, none).context("bind the kubelet's directory")?;
         // A group of its own, also where the file system around it is shared.
         for flag in [MsFlags::MS_PRIVATE, MsFlags::MS_SHARED] {
@@ -176,6 +172,15 @@ impl Kubelet {
     /// SIGKILL, and waits until it is gone.
     pub fn kill9(&mut self) -> Result<()> {
         self.end(Signal::SIGKILL)
+    }
+
+    /// What a reboot does to it: its process and all of its pods' are gone, as are cgroups and what was mounted.
+    pub fn reboot(&mut self) -> Result<()> {
+        self.kill9()?;
+        self.kill_pods();
+        self.unmount_below();
+        self.remove_cgroups();
+        Ok(())
     }
 
     /// SIGTERM; its pods go on.
@@ -327,6 +332,21 @@ impl Kubelet {
         }
     }
 
+    /// How often it has looked at what runs (kubelet_pleg_relist_duration_seconds_count, or its events' twin) or synced a
+    /// pod.
+    pub async fn syncs(&self) -> Result<f64> {
+        let text = self.get("/metrics").await?;
+        let count = |line: &str| line.rsplit(' ').next()?.parse::<f64>().ok();
+        let names = ["kubelet_pod_worker_duration_seconds_count", "kubelet_pleg_relist_duration_seconds_count"];
+        let lines = text.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
+        Ok(lines.filter_map(count).sum())
+    }
+
+    /// How often it found the node not ready to sync pods.
+    pub fn unready(&self) -> usize {
+        self.log().matches("Skipping pod synchronization").count()
+    }
+
     /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.path("kubelet.log")).unwrap_or_default()
@@ -347,16 +367,44 @@ impl Kubelet {
         Ok(())
     }
 
+    /// SIGKILL to all that runs in its cgroups, after a failure.
+    fn kill_pods(&self) {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(5) {
+            let cgroups = leaks::cgroups().unwrap_or_default();
+            let ours = cgroups.iter().filter(|path| path.contains(&self.cgroup));
+            let lists: String = ours
+                .filter_map(|path| fs::read_to_string(Path::new(path).join("cgroup.procs")).ok())
+                .collect();
+            let pids: Vec<i32> = lists.lines().filter_map(|pid| pid.parse().ok()).collect();
+            if pids.is_empty() {
+                break;
+            }
+            for pid in pids {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// Takes away what only this harness and the kubelet made: the shared mount, and empty cgroups.
     fn clean(&self) {
+        self.unmount_below();
+        let _ = umount2(&self.dir, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        self.remove_cgroups();
+    }
+
+    fn unmount_below(&self) {
         let mounts = leaks::mounts(Path::new("/proc/self/mountinfo")).unwrap_or_default();
-        let own = self.dir.display().to_string();
         let mut points: Vec<_> = mounts.iter().filter_map(|line| line.split(' ').next()).collect();
-        points.retain(|point| Path::new(point).starts_with(&own));
+        points.retain(|point| Path::new(point).starts_with(&self.dir) && Path::new(point) != self.dir);
         points.sort_by_key(|point| std::cmp::Reverse(point.len()));
         for point in points {
             let _ = umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
         }
+    }
+
+    fn remove_cgroups(&self) {
         let mut cgroups = leaks::cgroups().unwrap_or_default();
         cgroups.retain(|path| path.contains(&self.cgroup));
         cgroups.sort_by_key(|path| std::cmp::Reverse(path.len()));
@@ -373,10 +421,11 @@ impl Drop for Kubelet {
             let errors: Vec<_> = log.lines().filter(|line| line.starts_with('E')).collect();
             eprintln!("--- the kubelet's last errors ---");
             errors.iter().rev().take(15).rev().for_each(|line| eprintln!("{line}"));
-            if std::env::var_os("E2E_KEEP").is_some() {
-                let _ = fs::copy(self.path("kubelet.log"), "/var/tmp/kubelet.log");
-            }
             let _ = self.kill9();
+            self.kill_pods();
+        }
+        if std::env::var_os("E2E_KEEP").is_some() {
+            let _ = fs::copy(self.path("kubelet.log"), format!("/var/tmp/{}.log", self.cgroup));
         }
         self.clean();
     }

@@ -1,5 +1,7 @@
 //! A real kubelet drives the daemon: static pods, judged by the kernel and by what the kubelet says of them.
 
+mod disturbed;
+mod endpoints;
 mod ends;
 mod images;
 mod kinds;
