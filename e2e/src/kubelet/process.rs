@@ -12,9 +12,10 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::node::Node;
 use super::status;
-use crate::{leaks, pods, tools};
+use crate::leaks::{self, Mark};
+use crate::node::Node;
+use crate::{pods, scrub, tools};
 
 /// Settings of the kernel that a kubelet sets if they are not so (kubelet: setupKernelTunables).
 const WANTED: [(&str, &str); 6] = [
@@ -44,6 +45,8 @@ pub struct Kubelet {
     /// Its socket of the CRI.
     endpoint: String,
     program: PathBuf,
+    /// What is the daemon's, to end that after a failure.
+    mark: Mark,
     /// How it is started next.
     pub settings: Settings,
     /// Of the main server, the read-only one, and health.
@@ -65,6 +68,7 @@ impl Kubelet {
             dir: node.path("kubelet"),
             endpoint: format!("unix://{}", node.socket().display()),
             program,
+            mark: node.mark(),
             settings,
             ports: free_ports()?,
             cgroup: format!("rc-kubelet-{}-{n}", std::process::id()),
@@ -174,9 +178,14 @@ impl Kubelet {
         self.end(Signal::SIGKILL)
     }
 
-    /// What a reboot does to it: its process and all of its pods' are gone, as are cgroups and what was mounted.
-    pub fn reboot(&mut self) -> Result<()> {
+    /// What a reboot does to it: its process and all of its pods' are gone, as are cgroups and what was mounted. The
+    /// node's daemon and shims go first: no shim sees an end that was the node's.
+    pub async fn reboot(&mut self, node: &mut Node) -> Result<()> {
         self.kill9()?;
+        node.kill9().await?;
+        for shim in node.shims()? {
+            kill(Pid::from_raw(shim), Signal::SIGKILL)?;
+        }
         self.kill_pods();
         self.unmount_below();
         self.remove_cgroups();
@@ -422,6 +431,8 @@ impl Drop for Kubelet {
             eprintln!("--- the kubelet's last errors ---");
             errors.iter().rev().take(15).rev().for_each(|line| eprintln!("{line}"));
             let _ = self.kill9();
+            // A daemon would put back what is killed.
+            let _ = scrub::scrub(&self.mark);
             self.kill_pods();
         }
         if std::env::var_os("E2E_KEEP").is_some() {

@@ -200,7 +200,7 @@ async fn pods_wait_for_a_network() -> Result<()> {
     kubelet
         .wait("the kubelet to miss the network", async |kubelet| {
             let log = kubelet.log();
-            ensure!(log.contains("Container runtime network not ready"), "not yet");
+            ensure!(log.contains("container runtime network not ready"), "not yet");
             Ok(())
         })
         .await?;
@@ -244,7 +244,7 @@ async fn a_reboot_starts_each_pod_once() -> Result<()> {
         })
         .await?;
 
-    kubelet.reboot()?;
+    kubelet.reboot(&mut node).await?;
     boot.again(&mut node).await?;
     kubelet.start().await?;
     let pod = kubelet
