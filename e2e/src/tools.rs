@@ -89,7 +89,12 @@ pub fn kubelet() -> Result<Option<PathBuf>> {
     for file in ["go.sum", "main.go"] {
         hash.update(std::fs::read(module.join(file)).with_context(|| format!("read {file} of the module kubelet"))?);
     }
-    let digest: String = hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let digest: String = hash
+        .finalize()
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let program = cache()?.join(format!("kubelet-{digest}"));
     if !program.is_file() {
         compile(&module, ".", &["build", "-p", "2", "-ldflags", "-s -w"], &program)?;

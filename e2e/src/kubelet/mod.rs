@@ -61,7 +61,10 @@ pub fn prepared(hub: &Hub, options: Options) -> Result<Node> {
     let node = Node::new(options)?;
     let certs = node.path("certs.d");
     fs::create_dir_all(certs.join("registry.example"))?;
-    let hosts = format!("[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n", hub.host());
+    let hosts = format!(
+        "[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
+        hub.host()
+    );
     fs::write(certs.join("registry.example/hosts.toml"), hosts)?;
     fs::create_dir_all(node.path("etc"))?;
     let mut config = format!("registry: {{certsDirs: ['{}']}}\n", certs.display());

@@ -276,7 +276,9 @@ impl Kubelet {
             Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
         };
         let answer = tokio::time::timeout(Duration::from_secs(20), work).await;
-        let answer = answer.with_context(|| format!("no answer from {path}"))?.context("the kubelet")?;
+        let answer = answer
+            .with_context(|| format!("no answer from {path}"))?
+            .context("the kubelet")?;
         let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
         let status = head.split(' ').nth(1).unwrap_or_default();
         ensure!(status == "200", "{path}: {status} {body}");
@@ -292,7 +294,15 @@ impl Kubelet {
     pub async fn fetch(&self, path: &str) -> Result<String> {
         let url = self.url(path);
         let mut curl = tokio::process::Command::new("curl");
-        curl.args(["--silent", "--show-error", "--fail-with-body", "--insecure", "--max-time", "20", &url]);
+        curl.args([
+            "--silent",
+            "--show-error",
+            "--fail-with-body",
+            "--insecure",
+            "--max-time",
+            "20",
+            &url,
+        ]);
         let out = curl.output().await.context("curl")?;
         ensure!(out.status.success(), "{url}: {}", crate::node::shown(&out));
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
@@ -346,8 +356,13 @@ impl Kubelet {
     pub async fn syncs(&self) -> Result<f64> {
         let text = self.get("/metrics").await?;
         let count = |line: &str| line.rsplit(' ').next()?.parse::<f64>().ok();
-        let names = ["kubelet_pod_worker_duration_seconds_count", "kubelet_pleg_relist_duration_seconds_count"];
-        let lines = text.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
+        let names = [
+            "kubelet_pod_worker_duration_seconds_count",
+            "kubelet_pleg_relist_duration_seconds_count",
+        ];
+        let lines = text
+            .lines()
+            .filter(|line| names.iter().any(|name| line.starts_with(name)));
         Ok(lines.filter_map(count).sum())
     }
 
@@ -454,5 +469,8 @@ fn free_ports() -> Result<[u16; 3]> {
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
     let cgroups = table.lines().filter(|line| line.contains(" - cgroup"));
-    Ok(cgroups.filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect())
+    Ok(cgroups
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(PathBuf::from)
+        .collect())
 }

@@ -27,7 +27,10 @@ fn three() -> Value {
 async fn running(node: &Node, kubelet: &Kubelet) -> Result<Vec<String>> {
     let mut all = kubelet::started(&kubelet.pods().await?);
     for line in &mut all {
-        let id = line.split_once("://").and_then(|(_, rest)| rest.split('"').next()).context("an id")?;
+        let id = line
+            .split_once("://")
+            .and_then(|(_, rest)| rest.split('"').next())
+            .context("an id")?;
         let pid = node.cri.container_pid(id).await?;
         *line += &format!(" {pid} {:?}", Process::start_time(pid));
     }
@@ -39,7 +42,9 @@ async fn nothing_twice(node: &Node) -> Result<()> {
     let mut counts = BTreeMap::<String, usize>::new();
     for sandbox in node.cri.sandboxes(None).await? {
         let meta = sandbox.metadata.clone().unwrap_or_default();
-        *counts.entry(format!("{} {} attempt {}", meta.name, meta.uid, meta.attempt)).or_default() += 1;
+        *counts
+            .entry(format!("{} {} attempt {}", meta.name, meta.uid, meta.attempt))
+            .or_default() += 1;
         if sandbox.state() == PodSandboxState::SandboxReady {
             *counts.entry(format!("{} {} ready", meta.name, meta.uid)).or_default() += 1;
         }
@@ -47,7 +52,9 @@ async fn nothing_twice(node: &Node) -> Result<()> {
     for container in node.cri.containers(None).await? {
         let meta = container.metadata.clone().unwrap_or_default();
         let uid = &container.labels["io.kubernetes.pod.uid"];
-        *counts.entry(format!("{uid} {} attempt {}", meta.name, meta.attempt)).or_default() += 1;
+        *counts
+            .entry(format!("{uid} {} attempt {}", meta.name, meta.attempt))
+            .or_default() += 1;
         if container.state() == ContainerState::ContainerRunning {
             *counts.entry(format!("{uid} {} running", meta.name)).or_default() += 1;
         }
@@ -87,7 +94,10 @@ async fn what_is_killed_under_pods_disturbs_none() -> Result<()> {
     let hub = Hub::start().await?;
     let mut node = kubelet::node(&hub, Options::default()).await?;
     let gates = vec![("EventedPLEG", true), ("CRIListStreaming", true)];
-    let settings = Settings { gates, ..Settings::default() };
+    let settings = Settings {
+        gates,
+        ..Settings::default()
+    };
     let Some(mut kubelet) = Kubelet::new(&node, settings).await? else {
         return node.finish_unused().await;
     };
@@ -98,7 +108,11 @@ async fn what_is_killed_under_pods_disturbs_none() -> Result<()> {
     kubelet.ready("three").await?;
     let succeeded = async |kubelet: &Kubelet| {
         let pod = kubelet.pod("once").await?;
-        ensure!(pod["status"]["phase"] == "Succeeded" && restarts(&pod, "main")? == 0, "{:#}", pod["status"]);
+        ensure!(
+            pod["status"]["phase"] == "Succeeded" && restarts(&pod, "main")? == 0,
+            "{:#}",
+            pod["status"]
+        );
         Ok(())
     };
     kubelet.wait("the one to end", succeeded).await?;
@@ -129,7 +143,9 @@ async fn what_is_killed_under_pods_disturbs_none() -> Result<()> {
     }
     same(&node, &kubelet, &before).await.context("the shims killed")?;
     let sandboxes = node.cri.sandboxes(None).await?;
-    let three = sandboxes.iter().find(|one| one.metadata.as_ref().is_some_and(|meta| meta.name == "three-n1"));
+    let three = sandboxes
+        .iter()
+        .find(|one| one.metadata.as_ref().is_some_and(|meta| meta.name == "three-n1"));
     let three = &three.context("no sandbox")?.id;
     kill_one(node.cri.sandbox_pid(three).await?)?;
     same(&node, &kubelet, &before).await.context("the pause killed")?;
@@ -141,7 +157,11 @@ async fn what_is_killed_under_pods_disturbs_none() -> Result<()> {
     kubelet
         .wait("it to be started again", async |kubelet| {
             let pod = kubelet.ready("three").await?;
-            ensure!(restarts(&pod, "one")? == 1 && restarts(&pod, "two")? == 0, "{:#}", pod["status"]);
+            ensure!(
+                restarts(&pod, "one")? == 1 && restarts(&pod, "two")? == 0,
+                "{:#}",
+                pod["status"]
+            );
             let last = &container(&pod, "one")?["lastState"]["terminated"];
             ensure!(last["exitCode"] == 137 && last["reason"] == "Error", "{last:#}");
             Ok(())
@@ -149,13 +169,15 @@ async fn what_is_killed_under_pods_disturbs_none() -> Result<()> {
         .await?;
     let after = running(&node, &kubelet).await?;
     same(&node, &kubelet, &after).await?;
-    unused_images(&hub, &node, &mut kubelet).await.context("image garbage collection")?;
+    unused_images(&hub, &node, &mut kubelet)
+        .await
+        .context("image garbage collection")?;
     same(&node, &kubelet, &after).await?;
     kubelet.finish(&node).await?;
     node.finish().await
 }
 
-/// A kubelet that finds the disk too full removes the images that no container uses.
+/// A kubelet that finds the disk too full removes the images that no container uses; static pods it does not evict.
 async fn unused_images(hub: &Hub, node: &Node, kubelet: &mut Kubelet) -> Result<()> {
     let mut unused = Vec::new();
     for word in ["first", "second"] {
@@ -166,8 +188,8 @@ async fn unused_images(hub: &Hub, node: &Node, kubelet: &mut Kubelet) -> Result<
         node.cri.pull(&unused[unused.len() - 1]).await?;
     }
     kubelet.stop()?;
-    kubelet.settings.further =
-        json!({ "imageGCHighThresholdPercent": 1, "imageGCLowThresholdPercent": 0, "imageMinimumGCAge": "1ms" });
+    let full = json!({ "nodefs.available": "99%", "imagefs.available": "99%" });
+    kubelet.settings.further = json!({ "evictionHard": full, "imageMinimumGCAge": "1ms" });
     kubelet.start().await?;
     kubelet
         .wait("unused images to go", async |_| {
@@ -185,7 +207,10 @@ async fn unused_images(hub: &Hub, node: &Node, kubelet: &mut Kubelet) -> Result<
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_wait_for_a_network() -> Result<()> {
     let hub = Hub::start().await?;
-    let options = Options { network: "auto", ..Options::default() };
+    let options = Options {
+        network: "auto",
+        ..Options::default()
+    };
     let node = kubelet::node(&hub, options).await?;
     let Some(mut kubelet) = Kubelet::new(&node, Settings::default()).await? else {
         return node.finish_unused().await;
@@ -214,7 +239,13 @@ async fn pods_wait_for_a_network() -> Result<()> {
 
     cni::restore(&node)?;
     let pod = kubelet.ready("waiting").await?;
-    ensure!(pod["status"]["podIP"].as_str().is_some_and(|ip| ip.starts_with("192.0.2.")), "{:#}", pod["status"]);
+    ensure!(
+        pod["status"]["podIP"]
+            .as_str()
+            .is_some_and(|ip| ip.starts_with("192.0.2.")),
+        "{:#}",
+        pod["status"]
+    );
     ensure!(cni::leases(&node) == 2);
     nothing_twice(&node).await?;
     kubelet.finish(&node).await?;

@@ -18,7 +18,11 @@ use tokio::process::Command;
 /// Runs the client of `e2e/conformance` with this input.
 async fn stream(program: &PathBuf, args: &[&str], input: &[u8]) -> Result<Output> {
     let mut command = Command::new(program);
-    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut client = command.kill_on_drop(true).spawn()?;
     let mut stdin = client.stdin.take().context("stdin")?;
     stdin.write_all(input).await?;
@@ -33,7 +37,12 @@ fn metric(text: &str, name: &str, parts: &[&str]) -> Result<f64> {
     let line = text.lines().find(fits);
     let line = line.with_context(|| format!("no {name} with {parts:?}"))?;
     let (_, values) = line.split_once("} ").context("no value")?;
-    values.split(' ').next().unwrap_or_default().parse().with_context(|| line.to_owned())
+    values
+        .split(' ')
+        .next()
+        .unwrap_or_default()
+        .parse()
+        .with_context(|| line.to_owned())
 }
 
 /// `/stats/summary` of a pod that works a little.
@@ -42,22 +51,37 @@ async fn summary(kubelet: &Kubelet) -> Result<()> {
         .wait("the summary", async |kubelet| {
             let all: Value = serde_json::from_str(&kubelet.get("/stats/summary").await?)?;
             let pods = all["pods"].as_array().context("no pods")?;
-            let pod = pods.iter().find(|pod| pod["podRef"]["name"] == "web-n1").context("no pod")?;
+            let pod = pods
+                .iter()
+                .find(|pod| pod["podRef"]["name"] == "web-n1")
+                .context("no pod")?;
             let main = pod["containers"].as_array().context("no containers")?;
             let main = main.iter().find(|one| one["name"] == "main").context("no container")?;
             let positive = |object: &Value, path: &str| {
                 let value = object.pointer(path).and_then(Value::as_u64);
-                ensure!(value.is_some_and(|value| value > 0), "{path} is {value:?} in {object:#}");
+                ensure!(
+                    value.is_some_and(|value| value > 0),
+                    "{path} is {value:?} in {object:#}"
+                );
                 Ok(())
             };
-            for path in ["/cpu/usageNanoCores", "/cpu/usageCoreNanoSeconds", "/memory/workingSetBytes",
-                "/rootfs/usedBytes", "/rootfs/capacityBytes", "/logs/usedBytes"]
-            {
+            for path in [
+                "/cpu/usageNanoCores",
+                "/cpu/usageCoreNanoSeconds",
+                "/memory/workingSetBytes",
+                "/rootfs/usedBytes",
+                "/rootfs/capacityBytes",
+                "/logs/usedBytes",
+            ] {
                 positive(main, path)?;
             }
-            for path in ["/cpu/usageCoreNanoSeconds", "/memory/workingSetBytes", "/network/rxBytes",
-                "/process_stats/process_count", "/ephemeral-storage/usedBytes"]
-            {
+            for path in [
+                "/cpu/usageCoreNanoSeconds",
+                "/memory/workingSetBytes",
+                "/network/rxBytes",
+                "/process_stats/process_count",
+                "/ephemeral-storage/usedBytes",
+            ] {
                 positive(pod, path)?;
             }
             ensure!(pod["network"]["name"] == "eth0", "{:#}", pod["network"]);
@@ -71,9 +95,13 @@ async fn metrics(kubelet: &Kubelet) -> Result<()> {
     kubelet
         .wait("/metrics/cadvisor", async |kubelet| {
             let text = kubelet.get("/metrics/cadvisor").await?;
-            for name in ["container_cpu_usage_seconds_total", "container_memory_working_set_bytes",
-                "container_memory_rss", "container_processes", "container_start_time_seconds"]
-            {
+            for name in [
+                "container_cpu_usage_seconds_total",
+                "container_memory_working_set_bytes",
+                "container_memory_rss",
+                "container_processes",
+                "container_start_time_seconds",
+            ] {
                 let parts = [&labels[..], &[r#"image=""#, r#"id=""#]].concat();
                 metric(&text, name, &parts)?;
             }
@@ -104,7 +132,9 @@ async fn logs(kubelet: &Kubelet) -> Result<()> {
             Ok(())
         })
         .await?;
-    let text = kubelet.fetch("/containerLogs/default/web-n1/side?tailLines=1&timestamps=true").await?;
+    let text = kubelet
+        .fetch("/containerLogs/default/web-n1/side?tailLines=1&timestamps=true")
+        .await?;
     let (time, rest) = text.split_once(' ').context("no time")?;
     ensure!(time.contains('T') && rest == "still\n", "{text}");
     Ok(())
@@ -118,11 +148,24 @@ async fn streams(kubelet: &Kubelet, program: &PathBuf) -> Result<()> {
     let tty = kubelet.url("/exec/default/web-n1/main?command=/bin/sh&command=-c&command=stty+size&output=1&tty=1");
     let attach = kubelet.url("/attach/default/web-n1/echo?input=1&output=1&error=1");
     for protocol in ["spdy", "websocket"] {
-        let out = stream(program, &["exec", &exec, protocol, "stdin", "stdout", "stderr"], b"through\n").await?;
+        let out = stream(
+            program,
+            &["exec", &exec, protocol, "stdin", "stdout", "stderr"],
+            b"through\n",
+        )
+        .await?;
         let told = (out.status.code(), &*out.stdout, &*out.stderr);
-        ensure!(told == (Some(7), b"through\n", b"err\n"), "exec by {protocol}: {}", shown(&out));
+        ensure!(
+            told == (Some(7), b"through\n", b"err\n"),
+            "exec by {protocol}: {}",
+            shown(&out)
+        );
         let out = stream(program, &["exec", &tty, protocol, "tty", "stdout", "33x77"], b"").await?;
-        ensure!(out.stdout == b"33 77\r\n", "exec by {protocol} with a terminal: {}", shown(&out));
+        ensure!(
+            out.stdout == b"33 77\r\n",
+            "exec by {protocol} with a terminal: {}",
+            shown(&out)
+        );
 
         let mut command = Command::new(program);
         command.args(["attach", &attach, protocol, "stdin", "stdout", "stderr"]);
@@ -133,9 +176,14 @@ async fn streams(kubelet: &Kubelet, program: &PathBuf) -> Result<()> {
         stdin.write_all(format!("hello {protocol}\n").as_bytes()).await?;
         let line = tokio::time::timeout(Duration::from_secs(20), lines.next_line()).await;
         let line = line.with_context(|| format!("attach by {protocol} says nothing"))??;
-        ensure!(line == Some(format!("heard hello {protocol}")), "attach by {protocol}: {line:?}");
+        ensure!(
+            line == Some(format!("heard hello {protocol}")),
+            "attach by {protocol}: {line:?}"
+        );
         client.kill().await?;
-        forward(kubelet, program, protocol).await.with_context(|| format!("port-forward by {protocol}"))?;
+        forward(kubelet, program, protocol)
+            .await
+            .with_context(|| format!("port-forward by {protocol}"))?;
     }
     Ok(())
 }
@@ -168,7 +216,10 @@ async fn its_endpoints_answer_from_the_daemon() -> Result<()> {
     let hub = Hub::start().await?;
     let node = kubelet::node(&hub, Options::default()).await?;
     let gates = vec![("PodAndContainerStatsFromCRI", true), ("CRIListStreaming", true)];
-    let settings = Settings { gates, ..Settings::default() };
+    let settings = Settings {
+        gates,
+        ..Settings::default()
+    };
     let Some(mut kubelet) = Kubelet::new(&node, settings).await? else {
         return node.finish_unused().await;
     };
@@ -177,7 +228,8 @@ async fn its_endpoints_answer_from_the_daemon() -> Result<()> {
     kubelet.start().await?;
     let main = "echo one; echo two; head -c 100000 /dev/zero > /file; trap 'exit 0' TERM; \
                 while :; do echo served | nc -l -p 8080; done";
-    let busy = "echo still; trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 999 ]; do i=$((i+1)); done; sleep 0.2; done";
+    let busy =
+        "echo still; trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 999 ]; do i=$((i+1)); done; sleep 0.2; done";
     let limited = json!({ "resources": { "limits": { "memory": "64Mi" } },
         "readinessProbe": { "tcpSocket": { "port": 8080 }, "periodSeconds": 1 } });
     let echo = "trap 'exit 0' TERM; while read line; do echo heard $line; done";

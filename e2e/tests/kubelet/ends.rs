@@ -29,10 +29,18 @@ pub async fn messages(cluster: Cluster<'_>) -> Result<()> {
                 let text = |field: &str| state[field].as_str().unwrap_or_default().to_owned();
                 Ok::<_, anyhow::Error>((state["exitCode"].as_i64(), text("reason"), text("message")))
             };
-            ensure!(told("told")? == (Some(3), "Error".into(), "my last word".into()), "{:?}", told("told")?);
+            ensure!(
+                told("told")? == (Some(3), "Error".into(), "my last word".into()),
+                "{:?}",
+                told("told")?
+            );
             let logged = told("logged")?;
             ensure!(logged.0 == Some(4) && logged.2.ends_with("said aloud\n"), "{logged:?}");
-            ensure!(told("good")? == (Some(0), "Completed".into(), String::new()), "{:?}", told("good")?);
+            ensure!(
+                told("good")? == (Some(0), "Completed".into(), String::new()),
+                "{:?}",
+                told("good")?
+            );
             ensure!(pod["status"]["phase"] == "Failed", "{:#}", pod["status"]);
             Ok(())
         })
@@ -43,7 +51,10 @@ pub async fn messages(cluster: Cluster<'_>) -> Result<()> {
 pub async fn probes(cluster: Cluster<'_>) -> Result<()> {
     let kubelet = cluster.kubelet;
     let often = |mut probe: Value| {
-        merge(&mut probe, json!({ "periodSeconds": 1, "failureThreshold": 2, "initialDelaySeconds": 1 }));
+        merge(
+            &mut probe,
+            json!({ "periodSeconds": 1, "failureThreshold": 2, "initialDelaySeconds": 1 }),
+        );
         json!({ "livenessProbe": probe, "volumeMounts": [{ "name": "disk", "mountPath": "/disk" }] })
     };
     // The first one turns bad after two seconds.
@@ -53,7 +64,11 @@ pub async fn probes(cluster: Cluster<'_>) -> Result<()> {
              while :; do sleep 0.1; done"
         )
     };
-    let http = once("http", "mkdir /www; echo ok > /www/ok; httpd -p 8081 -h /www", "rm /www/ok");
+    let http = once(
+        "http",
+        "mkdir /www; echo ok > /www/ok; httpd -p 8081 -h /www",
+        "rm /www/ok",
+    );
     let tcp = once("tcp", "httpd -f -p 8082 -h / & server=$!", "kill $server");
     let exec = once("exec", "touch /good", "rm /good");
     let spec = json!({ "volumes": [{ "name": "disk", "emptyDir": {} }], "containers": [
@@ -74,7 +89,10 @@ pub async fn probes(cluster: Cluster<'_>) -> Result<()> {
     let pod = kubelet.ready("probes").await?;
     for name in ["exec", "http", "tcp"] {
         let status = container(&pod, name)?;
-        ensure!(status["lastState"]["terminated"].is_object() && restarts(&pod, name)? == 1, "{status:#}");
+        ensure!(
+            status["lastState"]["terminated"].is_object() && restarts(&pod, name)? == 1,
+            "{status:#}"
+        );
     }
     Ok(())
 }
@@ -101,7 +119,10 @@ pub async fn hooks(cluster: Cluster<'_>) -> Result<()> {
 
 pub async fn crash_loop(cluster: Cluster<'_>) -> Result<()> {
     let kubelet = cluster.kubelet;
-    kubelet.apply("loop", json!({ "containers": [shell("main", "echo once more; exit 7", json!({}))] }))?;
+    kubelet.apply(
+        "loop",
+        json!({ "containers": [shell("main", "echo once more; exit 7", json!({}))] }),
+    )?;
     let mut waited = false;
     kubelet
         .wait("three ends, and back-off between them", async |kubelet| {
@@ -109,7 +130,10 @@ pub async fn crash_loop(cluster: Cluster<'_>) -> Result<()> {
             let status = container(&pod, "main")?;
             waited |= status["state"]["waiting"]["reason"] == "CrashLoopBackOff";
             let last = &status["lastState"]["terminated"];
-            ensure!(waited && restarts(&pod, "main")? >= 3 && last["exitCode"] == 7, "{status:#}");
+            ensure!(
+                waited && restarts(&pod, "main")? >= 3 && last["exitCode"] == 7,
+                "{status:#}"
+            );
             Ok(())
         })
         .await
@@ -119,12 +143,19 @@ pub async fn out_of_memory(cluster: Cluster<'_>) -> Result<()> {
     let kubelet = cluster.kubelet;
     let further = json!({ "resources": { "limits": { "memory": "20Mi" } } });
     let script = "exec dd if=/dev/zero of=/dev/null bs=200M";
-    kubelet.apply("oom", json!({ "restartPolicy": "Never", "containers": [shell("main", script, further)] }))?;
+    kubelet.apply(
+        "oom",
+        json!({ "restartPolicy": "Never", "containers": [shell("main", script, further)] }),
+    )?;
     kubelet
         .wait("the kernel to kill it", async |kubelet| {
             let pod = kubelet.pod("oom").await?;
             let state = &container(&pod, "main")?["state"]["terminated"];
-            ensure!(state["reason"] == "OOMKilled" && state["exitCode"] == 137, "{:#}", pod["status"]);
+            ensure!(
+                state["reason"] == "OOMKilled" && state["exitCode"] == 137,
+                "{:#}",
+                pod["status"]
+            );
             Ok(())
         })
         .await
@@ -158,9 +189,13 @@ pub async fn rotation(cluster: Cluster<'_>) -> Result<()> {
             }
             *files += 1;
             for line in text.lines() {
-                let (_, line) = line.split_once(" stdout F ").with_context(|| format!("{name}: {line:?}"))?;
+                let (_, line) = line
+                    .split_once(" stdout F ")
+                    .with_context(|| format!("{name}: {line:?}"))?;
                 let number = line.split(' ').next().unwrap_or_default();
-                *seen.entry(if line == "all" { LINES } else { number.parse()? }).or_default() += 1;
+                *seen
+                    .entry(if line == "all" { LINES } else { number.parse()? })
+                    .or_default() += 1;
             }
         }
         Ok(seen)
@@ -171,7 +206,10 @@ pub async fn rotation(cluster: Cluster<'_>) -> Result<()> {
             let seen = all(&mut files)?;
             let odd: Vec<_> = seen.iter().filter(|(_, times)| **times != 1).collect();
             let missing = (0..=LINES).find(|line| !seen.contains_key(line));
-            ensure!(odd.is_empty() && missing.is_none() && files >= 3, "{files} files; {missing:?} misses; {odd:?}");
+            ensure!(
+                odd.is_empty() && missing.is_none() && files >= 3,
+                "{files} files; {missing:?} misses; {odd:?}"
+            );
             Ok(())
         })
         .await?;

@@ -28,14 +28,23 @@ pub async fn policies(cluster: Cluster<'_>) -> Result<()> {
     kubelet.apply("absent", pod("registry.example/absent:1", "IfNotPresent"))?;
     cluster.hub.push(&image("old")?, "moving:1", &[])?;
     kubelet.apply("first", pod(name, "IfNotPresent"))?;
-    cluster.wrote(&kubelet.ready("first").await?, "main", "it is old").await?;
+    cluster
+        .wrote(&kubelet.ready("first").await?, "main", "it is old")
+        .await?;
     cluster.hub.push(&image("new")?, "moving:1", &[])?;
     kubelet.apply("present", pod(name, "IfNotPresent"))?;
-    cluster.wrote(&kubelet.ready("present").await?, "main", "it is old").await?;
+    cluster
+        .wrote(&kubelet.ready("present").await?, "main", "it is old")
+        .await?;
     kubelet.apply("always", pod(name, "Always"))?;
-    cluster.wrote(&kubelet.ready("always").await?, "main", "it is new").await?;
+    cluster
+        .wrote(&kubelet.ready("always").await?, "main", "it is new")
+        .await?;
 
-    let reasons: [(_, &[&str]); 2] = [("never", &["ErrImageNeverPull"]), ("absent", &["ErrImagePull", "ImagePullBackOff"])];
+    let reasons: [(_, &[&str]); 2] = [
+        ("never", &["ErrImageNeverPull"]),
+        ("absent", &["ErrImagePull", "ImagePullBackOff"]),
+    ];
     for (name, reasons) in reasons {
         kubelet
             .wait("the pull to be refused", async |kubelet| {

@@ -46,7 +46,11 @@ pub async fn many(cluster: Cluster<'_>) -> Result<()> {
     ensure!(up.starts_with("init1\ninit2\nside\ninit3\n"), "{up}");
     for name in ["init1", "init2", "init3"] {
         let state = &container(&pod, name)?["state"]["terminated"];
-        ensure!(state["reason"] == "Completed" && state["exitCode"] == 0, "{:#}", pod["status"]);
+        ensure!(
+            state["reason"] == "Completed" && state["exitCode"] == 0,
+            "{:#}",
+            pod["status"]
+        );
     }
     let pid = cluster.pid(&pod, "side").await?;
     ensure!(namespace(pid, "net")? == namespace(cluster.pid(&pod, "one").await?, "net")?);
@@ -129,13 +133,24 @@ pub async fn volumes(cluster: Cluster<'_>) -> Result<()> {
     let pod = kubelet.ready("volumes").await?;
     cluster.wrote(&pod, "main", "done").await?;
     let lines = kubelet.lines(&pod, "main")?;
-    let wanted = ["sub x", "mem tmpfs", "of the host", "of the host", "read-only", "1001", "done"];
+    let wanted = [
+        "sub x",
+        "mem tmpfs",
+        "of the host",
+        "of the host",
+        "read-only",
+        "1001",
+        "done",
+    ];
     ensure!(lines == wanted, "{lines:#?}");
     ensure!(fs::read_to_string(host.join("in/f"))? == "y\n");
     let pid = cluster.pid(&pod, "main").await?;
     kubelet.delete("volumes")?;
     cluster.gone(pid).await?;
-    ensure!(fs::read_to_string(host.join("file"))? == "of the host\n", "a hostPath volume stays");
+    ensure!(
+        fs::read_to_string(host.join("file"))? == "of the host\n",
+        "a hostPath volume stays"
+    );
     Ok(())
 }
 
@@ -145,15 +160,26 @@ fn limit(pid: i32, up: usize, v1: (&str, &str), v2: &str) -> Result<String> {
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let named = |line: &&str| {
         let name = line.split(':').nth(1).unwrap_or_default();
-        if unified { name.is_empty() } else { name.split(',').any(|one| one == v1.0) }
+        if unified {
+            name.is_empty()
+        } else {
+            name.split(',').any(|one| one == v1.0)
+        }
     };
     let line = table.lines().find(named).context("no cgroup")?;
     let path = line.splitn(3, ':').nth(2).unwrap_or_default().trim_start_matches('/');
-    let mount = PathBuf::from(if unified { "/sys/fs/cgroup".into() } else { format!("/sys/fs/cgroup/{}", v1.0) });
+    let mount = PathBuf::from(if unified {
+        "/sys/fs/cgroup".into()
+    } else {
+        format!("/sys/fs/cgroup/{}", v1.0)
+    });
     let dir = mount.join(path);
     let dir = dir.ancestors().nth(up).context("above the top")?;
     let file = dir.join(if unified { v2 } else { v1.1 });
-    Ok(fs::read_to_string(&file).with_context(|| file.display().to_string())?.trim().to_owned())
+    Ok(fs::read_to_string(&file)
+        .with_context(|| file.display().to_string())?
+        .trim()
+        .to_owned())
 }
 
 /// The container's cgroup has its limits, and lies in the one that the kubelet made for the pod.
@@ -165,7 +191,10 @@ pub async fn limits(cluster: Cluster<'_>) -> Result<()> {
     let pod = kubelet.ready("limits").await?;
     let pid = cluster.pid(&pod, "main").await?;
     for up in [0, 1] {
-        ensure!(limit(pid, up, ("memory", "memory.limit_in_bytes"), "memory.max")? == "67108864", "{up} up");
+        ensure!(
+            limit(pid, up, ("memory", "memory.limit_in_bytes"), "memory.max")? == "67108864",
+            "{up} up"
+        );
         let quota = limit(pid, up, ("cpu", "cpu.cfs_quota_us"), "cpu.max")?;
         ensure!(quota == "20000" || quota == "20000 100000", "{up} up: {quota}");
         let shares = limit(pid, up, ("cpu", "cpu.shares"), "cpu.weight")?;
@@ -202,7 +231,10 @@ pub async fn security(cluster: Cluster<'_>) -> Result<()> {
     ensure!(field("Uid:") == "1234 1234 1234 1234", "{status}");
     ensure!(field("Gid:") == "2000 2000 2000 2000", "{status}");
     ensure!(field("Groups:") == "2000 3000 4000", "{status}");
-    ensure!(field("CapBnd:") == "0000000000000400" && field("CapEff:") == "0000000000000000", "{status}");
+    ensure!(
+        field("CapBnd:") == "0000000000000400" && field("CapEff:") == "0000000000000000",
+        "{status}"
+    );
     ensure!(field("NoNewPrivs:") == "1" && field("Seccomp:") == "2", "{status}");
     Ok(())
 }

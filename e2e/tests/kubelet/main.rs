@@ -84,12 +84,20 @@ async fn a_static_pod_runs_and_ends_within_its_grace() -> Result<()> {
     let deaf = kubelet.ready("deaf").await?;
     let deaf = kubelet::process_of(&node, &deaf, "main").await?;
 
-    let cluster = Cluster { hub: &hub, node: &node, kubelet: &kubelet };
+    let cluster = Cluster {
+        hub: &hub,
+        node: &node,
+        kubelet: &kubelet,
+    };
     let start = Instant::now();
     kubelet.delete("one")?;
     kubelet.delete("deaf")?;
     cluster.gone(pid).await?;
-    ensure!(start.elapsed() < Duration::from_secs(3), "it took {:?}", start.elapsed());
+    ensure!(
+        start.elapsed() < Duration::from_secs(3),
+        "it took {:?}",
+        start.elapsed()
+    );
     cluster.gone(deaf).await?;
     let took = start.elapsed();
     let fits = Duration::from_secs(4)..Duration::from_secs(9);
@@ -105,12 +113,19 @@ async fn pods_of_every_kind() -> Result<()> {
     let node = kubelet::node(&hub, Options::default()).await?;
     let further = json!({ "containerLogMaxSize": "64Ki", "containerLogMaxFiles": 100, "containerLogMonitorInterval":
         "3s", "crashLoopBackOff": { "maxContainerRestartPeriod": "2s" } });
-    let settings = Settings { further, ..Settings::default() };
+    let settings = Settings {
+        further,
+        ..Settings::default()
+    };
     let Some(mut kubelet) = Kubelet::new(&node, settings).await? else {
         return node.finish_unused().await;
     };
     kubelet.start().await?;
-    let cluster = Cluster { hub: &hub, node: &node, kubelet: &kubelet };
+    let cluster = Cluster {
+        hub: &hub,
+        node: &node,
+        kubelet: &kubelet,
+    };
     all(vec![
         ("many", Box::pin(kinds::many(cluster))),
         ("host", Box::pin(kinds::host_namespaces(cluster))),
