@@ -103,9 +103,9 @@ pub(super) fn status(
             Default::default()
         },
         containers_statuses,
-        // Absent, so that a kubelet with EventedPLEG asks for each container by itself, as it does without: of an answer
-        // with a time it takes the statuses as they are but forgets which ones are of this sandbox
-        // (PodStatus.ActiveContainerStatuses), and starts the pod's init containers for ever.
+        // Absent, so that a kubelet with EventedPLEG asks for each container by itself, as it does without. Of an
+        // answer with a time it takes the statuses above, but forgets which of them are of this sandbox (1.34 to 1.37:
+        // PodStatus.ActiveContainerStatuses), and starts the pod's init containers for ever.
         timestamp: 0,
     })
 }

@@ -1,3 +1,5 @@
+//! One kubelet: its configuration, its process, its directories, what it answers.
+
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -351,8 +353,7 @@ impl Kubelet {
         }
     }
 
-    /// How often it has looked at what runs (kubelet_pleg_relist_duration_seconds_count, or its events' twin) or synced a
-    /// pod.
+    /// How often it has looked at what runs, or synced a pod.
     pub async fn syncs(&self) -> Result<f64> {
         let text = self.get("/metrics").await?;
         let count = |line: &str| line.rsplit(' ').next()?.parse::<f64>().ok();

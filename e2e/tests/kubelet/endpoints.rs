@@ -142,10 +142,10 @@ async fn logs(kubelet: &Kubelet) -> Result<()> {
 
 /// Exec, attach and port-forward over both protocols.
 async fn streams(kubelet: &Kubelet, program: &PathBuf) -> Result<()> {
-    let exec = kubelet.url(
-        "/exec/default/web-n1/main?command=/bin/sh&command=-c&command=cat%3Becho+err+%3E%262%3Bexit+7&input=1&output=1&error=1",
-    );
-    let tty = kubelet.url("/exec/default/web-n1/main?command=/bin/sh&command=-c&command=stty+size&output=1&tty=1");
+    let shell = "/exec/default/web-n1/main?command=/bin/sh&command=-c";
+    let exec = format!("{shell}&command=cat%3Becho+err+%3E%262%3Bexit+7&input=1&output=1&error=1");
+    let exec = kubelet.url(&exec);
+    let tty = kubelet.url(&format!("{shell}&command=stty+size&output=1&tty=1"));
     let attach = kubelet.url("/attach/default/web-n1/echo?input=1&output=1&error=1");
     for protocol in ["spdy", "websocket"] {
         let out = stream(

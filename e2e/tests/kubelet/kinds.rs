@@ -26,7 +26,8 @@ pub async fn many(cluster: Cluster<'_>) -> Result<()> {
     let say = |word: &str| shell(word, &format!("echo {word} >> /order/up"), mounts.clone());
     let ends = |name: &str, wait: &str| {
         let script = format!(
-            "echo {name} >> /order/up; trap '{wait} echo {name} >> /order/down; exit 0' TERM; while :; do sleep 0.1; done"
+            "echo {name} >> /order/up; trap '{wait} echo {name} >> /order/down; exit 0' TERM; \
+             while :; do sleep 0.1; done"
         );
         shell(name, &script, mounts.clone())
     };
@@ -117,17 +118,20 @@ pub async fn volumes(cluster: Cluster<'_>) -> Result<()> {
     let host = cluster.node.path("of-host");
     fs::create_dir_all(host.join("in"))?;
     fs::write(host.join("file"), "of the host\n")?;
-    let script = "echo x > /sub/f; echo sub $(cat /disk/a/b/f); echo mem $(grep ' /mem ' /proc/mounts | cut -d' ' -f3); \
+    let script = "echo x > /sub/f; echo sub $(cat /disk/a/b/f); \
+                  echo mem $(grep ' /mem ' /proc/mounts | cut -d' ' -f3); \
                   cat /host/file /one; touch /host/no 2> /dev/null || echo read-only; echo y > /in/f; \
                   stat -c %g /disk; echo done; trap 'exit 0' TERM; while :; do sleep 0.1; done";
     let further = json!({ "volumeMounts": [
         { "name": "disk", "mountPath": "/disk" }, { "name": "disk", "mountPath": "/sub", "subPath": "a/b" },
         { "name": "mem", "mountPath": "/mem" }, { "name": "host", "mountPath": "/host", "readOnly": true },
-        { "name": "host", "mountPath": "/in", "subPath": "in" }, { "name": "host", "mountPath": "/one", "subPath": "file" },
+        { "name": "host", "mountPath": "/in", "subPath": "in" },
+        { "name": "host", "mountPath": "/one", "subPath": "file" },
     ] });
     let spec = json!({ "containers": [shell("main", script, further)], "securityContext": { "fsGroup": 1001 },
         "volumes": [
-            { "name": "disk", "emptyDir": {} }, { "name": "mem", "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" } },
+            { "name": "disk", "emptyDir": {} },
+            { "name": "mem", "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" } },
             { "name": "host", "hostPath": { "path": host, "type": "Directory" } }] });
     kubelet.apply("volumes", spec)?;
     let pod = kubelet.ready("volumes").await?;
