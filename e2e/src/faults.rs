@@ -58,10 +58,12 @@ impl Faults {
     }
 }
 
-/// Calls until the answer is one: a dead daemon is started again, what may pass is asked again, 40 s at most.
+/// Calls until the answer is one: a dead daemon is started again, what may pass is asked again, for 40 s and then
+/// once more.
 pub async fn persist<T>(node: &mut Node, call: impl AsyncFn(&Cri) -> Result<T, Status>) -> Result<Result<T, Status>> {
     let start = Instant::now();
     loop {
+        let late = start.elapsed() > Duration::from_secs(40);
         let status = match call(&node.cri).await {
             Ok(answer) => return Ok(Ok(answer)),
             Err(status) => status,
@@ -79,7 +81,7 @@ pub async fn persist<T>(node: &mut Node, call: impl AsyncFn(&Cri) -> Result<T, S
         } else if !passing.contains(&status.code()) {
             return Ok(Err(status));
         }
-        ensure!(start.elapsed() < Duration::from_secs(40), "still refused: {status:?}");
+        ensure!(!late, "still refused: {status:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

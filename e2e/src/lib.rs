@@ -33,6 +33,7 @@ pub mod images;
 pub mod kubelet;
 pub mod leaks;
 pub mod nasty;
+pub mod netns;
 pub mod node;
 pub mod peers;
 pub mod pods;

@@ -126,6 +126,65 @@ async fn no_line_is_lost_doubled_or_reordered_by_kills_and_rotation() -> Result<
     node.finish().await
 }
 
+/// Writes numbered lines of a KiB, about 1000 a second, then one without an end. Its exit code is 1 if a hundred lines
+/// ever took it ten seconds: a log that nobody takes would hold it up for as long as the daemon is away.
+const PACED: &str = "pad=$(head -c 1000 /dev/zero | tr '\\0' x); i=0; worst=0
+now() { read up rest </proc/uptime; at=${up%.*}; }
+now; last=$at
+while [ $i -lt 36000 ]; do
+  i=$((i+1)); echo $i $pad
+  if [ $((i%100)) = 0 ]; then
+    usleep 90000; now
+    if [ $((at-last)) -gt $worst ]; then worst=$((at-last)); fi
+    last=$at
+  fi
+done
+printf '%s last' $((i+1))
+exit $((worst > 10))";
+
+/// Torture case T14: the daemon away for half a minute of a steady writer, then five rotations; the last line has no end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_steady_writer_outlives_the_daemons_absence_and_rotations() -> Result<()> {
+    let mut node = Node::start().await?;
+    node.busybox().await?;
+    let pod = pods::host_network(node.pod("steady"));
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    let id = node.cri.launch(&sandbox, &pod, &shell("c", PACED)).await?;
+    let log = node.cri.container(&id).await?.log_path;
+    let grown = async |lines: u64| {
+        let full = async || -> Result<()> {
+            let size = fs::metadata(&log)?.len();
+            ensure!(size > lines << 10, "{size} bytes, {lines} lines are waited for");
+            Ok(())
+        };
+        e2e::eventually(Duration::from_secs(120), full).await
+    };
+    grown(1000).await?;
+    node.kill9().await?;
+    grown(31_000).await?;
+    node.serve().await?;
+    let mut files = Vec::new();
+    for round in 0..5 {
+        let rotated = format!("{log}.{round}");
+        fs::rename(&log, &rotated)?;
+        files.push(rotated);
+        node.cri.reopen_log(&id).await?;
+        grown(300).await?;
+    }
+    let status = node.cri.exited(&id).await?;
+    files.push(log.clone());
+    let mut lines = Vec::new();
+    for file in &files {
+        lines.extend(pods::log_lines(file)?);
+    }
+    let (last, before) = lines.split_last().context("no lines")?;
+    assert!(before.iter().all(|line| line.tag == "F"), "whole lines");
+    assert_eq!((last.tag.as_str(), last.text.as_str()), ("P", "36001 last"));
+    let texts: Vec<_> = lines.iter().map(|line| line.text.clone()).collect();
+    assert_eq!((contiguous(&texts)?, status.exit_code), (36_001, 0));
+    node.finish().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn reopen_of_an_ended_container_is_refused_and_makes_no_file() -> Result<()> {
     let node = Node::start().await?;

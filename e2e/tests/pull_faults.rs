@@ -301,23 +301,35 @@ async fn damage_by_an_unclean_boot_is_mended_before_use() -> Result<()> {
 async fn pruning_during_a_slow_pull() -> Result<()> {
     let server = Server::start().await?;
     let node = Node::start().await?;
-    let base = layer(12, 1 << 20);
-    let first = serve(&server, "first", std::slice::from_ref(&base));
-    let slow = serve(&server, "slow", &[base, layer(13, 1 << 20)]);
+    let mut layers = Image::busybox("unused")?.layers;
+    let first = serve(&server, "first", &layers);
+    layers.push(layer(13, 1 << 20));
+    let slow = serve(&server, "slow", &layers);
     node.cri.pull(&first.name).await?;
-    server.fault(&slow.blobs[1].0, Fault::Trickle(8 << 10, Duration::from_millis(25)), 1);
+    let last = slow.blobs.last().context("layers")?;
+    server.fault(&last.0, Fault::Trickle(8 << 10, Duration::from_millis(150)), 1);
+    let pull = async {
+        let pulled = node.cri.pull_with(60 * SECOND, &slow.name, None).await;
+        pulled.map(|_| Instant::now())
+    };
     let prunes = async {
-        for _ in 0..5 {
+        for _ in 0..20 {
             node.cri.remove_image(&first.name).await?;
             node.ok(&["images", "prune", "--all", "--yes"]).await?;
+            node.cri.pull(&first.name).await?;
         }
-        node.cri.pull(&first.name).await?;
-        anyhow::Ok(())
+        anyhow::Ok(Instant::now())
     };
-    let (pulled, pruned) = tokio::join!(node.cri.pull(&slow.name), prunes);
-    pulled?;
-    pruned?;
+    let (pulled, pruned) = tokio::join!(pull, prunes);
+    ensure!(pruned? < pulled?, "all of it was to happen during the pull");
+    node.cri.remove_image(&first.name).await?;
     node.ok(&["images", "check", "--deep"]).await?;
+    let pod = e2e::pods::host_network(node.pod("pruned"));
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    let config = e2e::pods::container("c", &slow.name, &["/bin/sh", "-c", "wc -c </noise13"]);
+    let id = node.cri.launch(&sandbox, &pod, &config).await?;
+    let texts = e2e::pods::log_texts(node.cri.exited(&id).await?.log_path)?;
+    assert_eq!(texts, [(1 << 20).to_string()]);
     node.finish().await
 }
 
@@ -387,8 +399,8 @@ async fn a_full_disk_refuses_pulls_and_lets_go() -> Result<()> {
     node.cri.pull(&first.name).await?;
     let pod = e2e::pods::host_network(node.pod("full"));
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let config = e2e::pods::container("c", &first.name, &["/bin/sleep", "1000"]);
-    node.cri.launch(&sandbox, &pod, &config).await?;
+    let config = |name: &str| e2e::pods::container(name, &first.name, &["/bin/sleep", "1000"]);
+    let running = node.cri.launch(&sandbox, &pod, &config("c")).await?;
     let filler = node.root().join("filler");
     let mut file = fs::File::create(&filler)?;
     let full = std::io::copy(&mut std::io::repeat(7), &mut file).unwrap_err();
@@ -397,12 +409,23 @@ async fn a_full_disk_refuses_pulls_and_lets_go() -> Result<()> {
     let error = node.cri.pull(&next.name).await.unwrap_err();
     assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
     absent(&node, &next).await?;
+    let other = e2e::pods::host_network(node.pod("refused"));
+    let error = node.cri.run_sandbox(&other).await.unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
+    let error = node.cri.create(&sandbox, &pod, &config("more")).await.unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
+    assert_eq!(node.cri.sandboxes(None).await?.len(), 1);
+    assert_eq!(node.cri.containers(None).await?.len(), 1);
+    node.cri.stop(&running, 0).await?;
+    node.cri.remove(&running).await?;
     node.cri.stop_sandbox(&sandbox).await?;
     node.cri.remove_sandbox(&sandbox).await?;
     node.cri.remove_image(&first.name).await?;
     eventually(10 * SECOND, async || Ok(node.cri.pull(&next.name).await?))
         .await
         .context("the removals gave no space")?;
+    let again = node.cri.run_sandbox(&other).await?;
+    node.cri.remove_sandbox(&again).await?;
     drop(file);
     node.no_pods().await?;
     node.stop().await?;

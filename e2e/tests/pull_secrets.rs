@@ -194,14 +194,24 @@ async fn sources_come_in_their_order_and_all_answers_are_told() -> Result<()> {
     let mut node = Node::new(Options::default())?;
     let docker = node.path("docker");
     fs::create_dir(&docker)?;
-    let entry = format!(
-        "{{\"{}\":{{\"username\":\"file\",\"password\":\"wrong-password-4\"}}}}",
-        server.host()
+    let auths = |user: &str, password: &str| {
+        let entry = format!("{{\"username\":\"{user}\",\"password\":\"{password}\"}}");
+        format!("{{\"auths\":{{\"{}\":{entry}}}}}", server.host())
+    };
+    fs::write(docker.join("config.json"), auths("file", "wrong-password-4"))?;
+    // The daemon sees this over /etc.
+    let etc = node.path("etc-upper");
+    fs::create_dir_all(etc.join("reconcile"))?;
+    fs::write(etc.join("reconcile/auth.json"), auths("node", "wrong-password-5"))?;
+    let over = format!(
+        "mount -t overlay -o ro,lowerdir={}:/etc none /etc && exec \"$0\" \"$@\"",
+        etc.display()
     );
-    fs::write(docker.join("config.json"), format!("{{\"auths\":{entry}}}"))?;
+    let wrapper = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", &over];
     let home = node.path("home").display().to_string();
     node = node.with(Options {
         env: vec![("DOCKER_CONFIG", docker.display().to_string()), ("HOME", home)],
+        wrapper: wrapper.map(str::to_owned).to_vec(),
         ..Options::default()
     });
     node.serve().await?;
@@ -230,7 +240,7 @@ async fn sources_come_in_their_order_and_all_answers_are_told() -> Result<()> {
     // Nobody's own credential is good; anonymous is, and comes last.
     running(&node, "order").await?;
     let order = shown_to(&server.take_seen());
-    ensure!(order[..4] == ["team", "host", "file", "nobody"], "{order:?}");
+    ensure!(order[..5] == ["team", "host", "node", "file", "nobody"], "{order:?}");
 
     server.gate(Gate::bearer("nobody-of-them", PASSWORD));
     server.revoke();
@@ -246,6 +256,7 @@ async fn sources_come_in_their_order_and_all_answers_are_told() -> Result<()> {
     for source in [
         &format!("{host} with imagePullSecrets default/team ({team}): token from {host}: 401"),
         &format!("{host} with imagePullSecrets default/host ({host}): token from {host}: 401"),
+        &format!("{host} with /etc/reconcile/auth.json ({host}): token from {host}: 401"),
         &format!("{host} with {config} ({host}): token from {host}: 401"),
         &alone,
     ] {

@@ -112,9 +112,12 @@ async fn an_exit_code_of_the_last_boot_is_told() -> Result<()> {
         .launch(&sandbox, &pod, &shell("c", "sleep 0.5; exit 42"))
         .await?;
     node.kill9().await?;
+    let shim = node.state().join("pods").join(&sandbox).join("shim");
     eventually(LIMIT, async || {
         let left = node.processes()?;
         ensure!(left.len() == 2, "shim and pause: {left:#?}");
+        // The last that the shim does of it. Until then only this file knows, and a reboot empties the tmpfs.
+        ensure!(!shim.join(format!("{id}.task")).exists(), "not written down yet");
         Ok(())
     })
     .await?;

@@ -46,6 +46,8 @@ async fn a_create_slower_than_its_deadline_is_joined_by_its_retries() -> Result<
     for status in &refusals {
         let aged = status.message().contains("not done after");
         ensure!(status.code() == Code::DeadlineExceeded && aged, "its age: {status:?}");
+        let named = status.message().contains("bundle not done");
+        ensure!(named, "the stage that is under way: {status:?}");
     }
     let again = node
         .cri

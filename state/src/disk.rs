@@ -1,4 +1,4 @@
-//! What keeps records over a crash: the database ([`crate::durable`]), or a simulated one.
+//! What keeps records over a crash: the database (`durable`), or a simulated one.
 
 use std::time::Duration;
 

@@ -3,13 +3,21 @@
 //! `cargo run --release -p e2e --bin bench [pods]` as root on a quiet machine; 100 pods unless told otherwise.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::leaks::processes;
+use e2e::leaks::{self, processes};
+use e2e::netns::{connected, inside};
 use e2e::node::Node;
+
 use e2e::pods::{self, HELLO, shell};
 use e2e::v1::PodSandboxConfig;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The longest that a repair is waited for.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Rows of the table: what, measured, budget.
 #[derive(Default)]
@@ -218,6 +226,8 @@ async fn many(node: &mut Node, table: &mut Table, pods: usize) -> Result<()> {
     }
     table.times(&format!("ListContainers, {pods} containers, p50 / p99"), lists, "1 ms");
 
+    repairs(node, table).await?;
+
     let start = Instant::now();
     let cri = &node.cri;
     for chunk in cri.sandboxes(None).await?.chunks(10) {
@@ -234,6 +244,55 @@ async fn many(node: &mut Node, table: &mut Table, pods: usize) -> Result<()> {
         "",
     );
     Ok(())
+}
+
+/// While the daemon is dead half of the pods lose their shims, a quarter their addresses, a quarter their links. Timed
+/// is from the daemon's start until the kernel shows each whole again.
+async fn repairs(node: &mut Node, table: &mut Table) -> Result<()> {
+    let sandboxes: Vec<String> = node.cri.sandboxes(None).await?.into_iter().map(|s| s.id).collect();
+    let instance = node.instance();
+    let netns = |id: &str| PathBuf::from(format!("/run/netns/rc-{instance}-{id}"));
+    node.kill9().await?;
+    for (n, id) in sandboxes.iter().enumerate() {
+        match n % 4 {
+            0 => drop(inside(
+                &netns(id),
+                &["addr", "flush", "dev", "eth0", "scope", "global"],
+            )?),
+            1 => drop(inside(&netns(id), &["link", "set", "eth0", "down"])?),
+            _ => kill(Pid::from_raw(shim_of(id)?.context("a shim")?), Signal::SIGKILL)?,
+        }
+    }
+    let whole = |n: usize, id: &str| match n % 4 {
+        0 | 1 => connected(&netns(id)),
+        _ => shim_of(id)?.map(drop).context("no shim"),
+    };
+    let mut broken: Vec<_> = sandboxes.iter().enumerate().collect();
+    let mut times = Vec::new();
+    let start = Instant::now();
+    let mended = async {
+        while !broken.is_empty() && start.elapsed() < LIMIT {
+            broken.retain(|(n, id)| {
+                let is_whole = whole(*n, id).is_ok();
+                times.extend(is_whole.then(|| start.elapsed()));
+                !is_whole
+            });
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let (served, ()) = tokio::join!(node.serve(), mended);
+    served?;
+    ensure!(broken.is_empty(), "not repaired within {LIMIT:?}: {broken:?}");
+    let what = format!("{} faults repaired after the daemon's start, p50 / p99", times.len());
+    table.times(&what, times, "");
+    Ok(())
+}
+
+/// The shim that serves this sandbox.
+fn shim_of(sandbox: &str) -> Result<Option<i32>> {
+    let serves =
+        |process: &leaks::Process| process.command.contains("reconcile-shim") && process.command.contains(sandbox);
+    Ok(processes()?.into_iter().find(serves).map(|process| process.pid))
 }
 
 async fn first_list(cri: e2e::client::Cri, pods: usize) -> Result<Instant> {

@@ -11,6 +11,7 @@ use fastrand::Rng;
 use super::inject::{gone, pick};
 use super::{Pod, Shared, count};
 use crate::leaks::{self, nft_tables};
+use crate::netns::{connected, inside};
 use crate::{eventually, tools};
 
 /// A round of resync takes 60 s, two looks for what belongs to nobody take 30 s from a daemon's start; it may be
@@ -152,13 +153,6 @@ fn table(instance: &str) -> Result<Option<String>> {
     Ok(nft_tables()?.into_iter().find(|table| table.contains(instance)))
 }
 
-/// What `ip` tells inside the pod's network; an error once the pod is gone.
-fn inside(netns: &Path, args: &[&str]) -> Result<String> {
-    let name = netns.file_name().context("netns")?.to_string_lossy().into_owned();
-    let out = tools::check(Command::new("ip").args(["-n", &name]).args(args))?;
-    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
-}
-
 /// False if the pod went meanwhile.
 fn disturb(shared: &Shared, kind: Drift, sandbox: &str, netns: &Path) -> Result<bool> {
     let name = netns.file_name().context("netns")?.to_string_lossy().into_owned();
@@ -172,13 +166,4 @@ fn disturb(shared: &Shared, kind: Drift, sandbox: &str, netns: &Path) -> Result<
         Err(_) if gone(shared, sandbox) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn connected(netns: &Path) -> Result<()> {
-    let shown = inside(netns, &["addr", "show", "dev", "eth0"])?;
-    ensure!(
-        shown.contains("inet ") && shown.contains("state UP"),
-        "still so: {shown}"
-    );
-    Ok(())
 }

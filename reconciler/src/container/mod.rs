@@ -229,6 +229,10 @@ impl Staged for ContainerKind {
     fn conditions(status: &ContainerStatus) -> &[Condition] {
         &status.conditions
     }
+
+    fn conditions_mut(status: &mut ContainerStatus) -> &mut Vec<Condition> {
+        &mut status.conditions
+    }
 }
 
 fn phase(object: &Container, facts: &Facts, summary: &Summary) -> ContainerPhase {

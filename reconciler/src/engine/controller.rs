@@ -78,11 +78,16 @@ pub async fn run<K: Controlled>(cx: Arc<Context>, queue: Queue<K>, mut requests:
         let attempts = passes.clone();
         Box::pin(async move { reconcile(object, cx, attempts).await })
     };
-    let policy = move |object: Arc<Object<K>>, failed: &Failed, _: Arc<Context>| {
+    let policy = move |object: Arc<Object<K>>, failed: &Failed, cx: Arc<Context>| {
         let mut attempts = failures.lock().unwrap_or_else(PoisonError::into_inner);
         let tries = attempts.entry(failed.uid.clone()).or_default();
         *tries += 1;
-        let delay = backoff(object.uid(), *tries, failed.source.class());
+        let mut delay = backoff(object.uid(), *tries, failed.source.class());
+        // When its trial is over it is withdrawn, however long the pause between tries has grown.
+        let left = |by: u64| by.checked_sub(cx.world.clock.boottime_ns());
+        if let Some(left) = object.meta.ready_by.and_then(left).filter(|left| *left > 0) {
+            delay = delay.min(Duration::from_nanos(left));
+        }
         tracing::debug!(kind = K::KIND, uid = failed.uid, ?delay, "trying again: {failed}");
         Action::requeue(delay)
     };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::future::join_all;
 use state::{Condition, Kind, Object, Truth};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::engine::plan::{Action, Planned};
@@ -27,6 +28,7 @@ pub trait Staged: Kind {
     /// Completes the status: phase, generation, conditions.
     fn settle(object: &Object<Self>, facts: &Self::Facts, summary: Summary, status: &mut Self::Status);
     fn conditions(status: &Self::Status) -> &[Condition];
+    fn conditions_mut(status: &mut Self::Status) -> &mut Vec<Condition>;
 }
 
 /// How many rungs an object keeps.
@@ -108,6 +110,9 @@ enum Outcome {
 /// The longest that one verb of one stage may take before its pass gives up on it (it goes on in the background only
 /// where the kernel holds it). Stops with a grace period wait for triggers instead.
 const BOUND: Duration = Duration::from_secs(120);
+
+/// A verb that takes longer is told of in the object's conditions while it runs, for whoever waits or asks.
+const LONG: Duration = Duration::from_millis(500);
 
 /// Runs one pass.
 pub async fn run<K: Staged>(cx: &Context, object: &Object<K>, mode: Mode) -> Result<Passed<K>> {
@@ -210,7 +215,7 @@ impl<K: Staged> Walk<'_, K> {
             planned: None,
             acted: false,
         };
-        match bounded("look", stage.name(), stage.look(self.cx, self.object)).await {
+        match self.look(stage).await {
             Ok(looked) if !looked.present => return turn,
             Ok(looked) => turn.looked = Some(looked),
             Err(e) => turn.outcome = Err(e),
@@ -222,7 +227,7 @@ impl<K: Staged> Walk<'_, K> {
             turn.outcome = Ok(Outcome::Wait(Why::new("NotWanted", "it is to be taken down")));
         } else {
             turn.acted = true;
-            turn.outcome = match stage.undo(self.cx, self.object).await {
+            turn.outcome = match self.told("undo", stage, stage.undo(self.cx, self.object)).await {
                 Ok(Undone::Done) => {
                     // What was seen of it is not so any more: the status must not tell it until the next pass.
                     turn.looked = None;
@@ -286,7 +291,8 @@ impl<K: Staged> Walk<'_, K> {
             let labels = [("kind", K::KIND), ("stage", stage.name())];
             self.cx.store.meter().count("reconcile_repairs_total", &labels);
         }
-        bounded("act", stage.name(), stage.act(self.cx, self.object, &step)).await?;
+        self.bounded("act", stage, stage.act(self.cx, self.object, &step))
+            .await?;
         let after = self.look(stage).await?;
         let step = after.step.clone();
         turn.looked = Some(after);
@@ -298,7 +304,51 @@ impl<K: Staged> Walk<'_, K> {
     }
 
     async fn look(&self, stage: &'static dyn AnyStage<K>) -> Result<Looked<K>> {
-        bounded("look", stage.name(), stage.look(self.cx, self.object)).await
+        self.bounded("look", stage, stage.look(self.cx, self.object)).await
+    }
+
+    async fn bounded<T>(
+        &self,
+        op: &'static str,
+        stage: &'static dyn AnyStage<K>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        match timeout(BOUND, self.told(op, stage, work)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::Stuck {
+                op,
+                object: stage.name().to_owned(),
+                seconds: BOUND.as_secs(),
+            }),
+        }
+    }
+
+    async fn told<T>(&self, op: &str, stage: &'static dyn AnyStage<K>, work: impl Future<Output = T>) -> T {
+        let since = self.cx.world.clock.now_ns();
+        tokio::pin!(work);
+        if let Ok(done) = timeout(LONG, &mut work).await {
+            return done;
+        }
+        if self.mode == Mode::Act {
+            self.tell_long(op, stage.name(), since);
+        }
+        work.await
+    }
+
+    /// Says in the conditions what has been running `since`; the end of the pass replaces them.
+    fn tell_long(&self, op: &str, stage: &'static str, since: i64) {
+        let Some(now) = self.cx.store.get::<K>(self.object.uid()) else {
+            return;
+        };
+        let mut status = now.status.clone();
+        let all = K::conditions_mut(&mut status);
+        all.retain(|condition| condition.stage != stage);
+        let message = format!("its {op} has not come back yet");
+        all.push(Condition {
+            since,
+            ..conditions::fails(stage, "UnderWay", message, false)
+        });
+        self.cx.store.set_status::<K>(self.object.uid(), status);
     }
 
     /// Counts what was tried; a look that found all well is nothing.
@@ -354,17 +404,6 @@ impl<K: Staged> Walk<'_, K> {
             self.reports.push(looked.report);
         }
         done
-    }
-}
-
-async fn bounded<T>(op: &'static str, stage: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    match tokio::time::timeout(BOUND, work).await {
-        Ok(result) => result,
-        Err(_) => Err(Error::Stuck {
-            op,
-            object: stage.to_owned(),
-            seconds: BOUND.as_secs(),
-        }),
     }
 }
 

@@ -85,6 +85,10 @@ impl Staged for ImageKind {
     fn conditions(status: &ImageStatus) -> &[Condition] {
         &status.conditions
     }
+
+    fn conditions_mut(status: &mut ImageStatus) -> &mut Vec<Condition> {
+        &mut status.conditions
+    }
 }
 
 impl Placed for ImageKind {

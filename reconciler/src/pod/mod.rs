@@ -85,6 +85,10 @@ impl Staged for PodKind {
     fn conditions(status: &PodStatus) -> &[Condition] {
         &status.conditions
     }
+
+    fn conditions_mut(status: &mut PodStatus) -> &mut Vec<Condition> {
+        &mut status.conditions
+    }
 }
 
 impl Placed for PodKind {

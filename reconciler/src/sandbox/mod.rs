@@ -144,6 +144,10 @@ impl Staged for SandboxKind {
     fn conditions(status: &SandboxStatus) -> &[Condition] {
         &status.conditions
     }
+
+    fn conditions_mut(status: &mut SandboxStatus) -> &mut Vec<Condition> {
+        &mut status.conditions
+    }
 }
 
 /// Why a sandbox cannot be taken down yet.

@@ -130,7 +130,10 @@ async fn by_tls_with_an_authority_and_a_client_certificate() {
         .resolve(&access(&format!("{}/a/b:t", daemon.host)))
         .await
         .unwrap_err();
-    assert!(refused.to_string().contains("Certificate"), "{refused}");
+    assert!(
+        refused.to_string().contains("asks for a client certificate"),
+        "{refused}"
+    );
     let hosts = dir.path().join("certs.d").join(daemon.host.replace(':', "_") + "_");
     fs::create_dir_all(&hosts).unwrap();
     let place = |name: &str| dir.path().join(name).display().to_string();

@@ -284,13 +284,13 @@ impl Asked<'_> {
     async fn send(&self, request: Request) -> Result<Response, String> {
         let place = authority(request.url());
         let failed = |failure: Failure| format!("token from {place}: {}", failure.text());
-        let client = self
+        let connector = self
             .transport
             .client_for(self.endpoint, request.url())
             .await
             .map_err(failed)?;
-        match tokio::time::timeout(self.window, client.execute(request)).await {
-            Ok(answer) => answer.map_err(|e| failed(Failure::of(e))),
+        match tokio::time::timeout(self.window, connector.execute(request)).await {
+            Ok(answer) => answer.map_err(failed),
             Err(_) => Err(format!(
                 "token from {place}: no answer within {} s",
                 self.window.as_secs()

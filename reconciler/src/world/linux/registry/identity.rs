@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
@@ -13,11 +14,19 @@ use rustls::sign::CertifiedKey;
 use super::transport::{Failure, certificates, pem};
 
 #[derive(Debug)]
-pub struct Identities(Vec<Arc<CertifiedKey>>);
+pub struct Identities {
+    keys: Vec<Arc<CertifiedKey>>,
+    in_vain: Arc<AtomicBool>,
+}
 
 impl Identities {
     /// From PEM files of certificate and key; without the second both are in the first.
-    pub fn read(pairs: &[(PathBuf, Option<PathBuf>)], provider: &CryptoProvider) -> Result<Identities, Failure> {
+    /// `in_vain` is set when a server asks for a certificate and there is none to show.
+    pub fn read(
+        pairs: &[(PathBuf, Option<PathBuf>)],
+        provider: &CryptoProvider,
+        in_vain: Arc<AtomicBool>,
+    ) -> Result<Identities, Failure> {
         let one = |(cert, file): &(PathBuf, Option<PathBuf>)| {
             let chain = certificates(cert)?;
             let file = file.as_ref().unwrap_or(cert);
@@ -38,22 +47,27 @@ impl Identities {
             }
             Ok(Arc::new(certified))
         };
-        pairs.iter().map(one).collect::<Result<_, _>>().map(Identities)
+        let keys = pairs.iter().map(one).collect::<Result<_, _>>()?;
+        Ok(Identities { keys, in_vain })
     }
 }
 
 impl ResolvesClientCert for Identities {
     fn resolve(&self, authorities: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        let usable = || self.0.iter().filter(|one| one.key.choose_scheme(schemes).is_some());
+        let usable = || self.keys.iter().filter(|one| one.key.choose_scheme(schemes).is_some());
         let issued = |one: &&Arc<CertifiedKey>| {
             let mut issuers = one.cert.iter().filter_map(|certificate| issuer(certificate));
             issuers.any(|issuer| authorities.contains(&issuer))
         };
-        usable().find(issued).or_else(|| usable().next()).cloned()
+        let found = usable().find(issued).or_else(|| usable().next()).cloned();
+        if found.is_none() {
+            self.in_vain.store(true, Ordering::Relaxed);
+        }
+        found
     }
 
     fn has_certs(&self) -> bool {
-        !self.0.is_empty()
+        !self.keys.is_empty()
     }
 }
 

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -83,6 +84,7 @@ pub enum Body {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
+    host: String,
     tls: Tls,
     /// Of the files: modification time, inode, size.
     stamps: Vec<(i64, i64, u64, u64)>,
@@ -96,7 +98,26 @@ struct Key {
 /// The clients, made when they are first needed.
 #[derive(Default)]
 pub struct Transport {
-    clients: Mutex<HashMap<Key, Client>>,
+    clients: Mutex<HashMap<Key, Connector>>,
+}
+
+/// A client, and what its handshakes tell of a server.
+#[derive(Clone)]
+pub struct Connector {
+    client: Client,
+    /// Set when a server asked for a certificate and had none. Over HTTP/2 its refusal is but a closed connection.
+    uncertified: Arc<AtomicBool>,
+}
+
+impl Connector {
+    pub async fn execute(&self, request: Request) -> Result<Response, Failure> {
+        self.client.execute(request).await.map_err(|e| match Failure::of(e) {
+            Failure::Transport(text) if self.uncertified.load(Ordering::Relaxed) => Failure::Transport(format!(
+                "{text} (it asks for a client certificate: name one as `client` in the registry's hosts.toml)"
+            )),
+            other => other,
+        })
+    }
 }
 
 impl Transport {
@@ -121,8 +142,8 @@ impl Transport {
                     headers.insert(AUTHORIZATION, value.clone());
                 }
             }
-            let client = self.client_for(endpoint, &url).await?;
-            let response = self.one(&client, &message, url.clone(), headers, window).await?;
+            let connector = self.client_for(endpoint, &url).await?;
+            let response = self.one(&connector, &message, url.clone(), headers, window).await?;
             if !follow || !response.status().is_redirection() {
                 return Ok(response);
             }
@@ -133,7 +154,7 @@ impl Transport {
 
     async fn one(
         &self,
-        client: &Client,
+        connector: &Connector,
         message: &Message,
         url: Url,
         headers: HeaderMap,
@@ -142,7 +163,7 @@ impl Transport {
         let mut request = Request::new(message.method.clone(), url);
         *request.headers_mut() = headers;
         match &message.body {
-            Body::Empty => return waited(client.execute(request), window).await,
+            Body::Empty => return waited(connector.execute(request), window).await,
             Body::Bytes(bytes) => *request.body_mut() = Some(bytes.clone().into()),
             Body::File(path, size) => {
                 let file = tokio::fs::File::open(path.as_ref()).await;
@@ -152,15 +173,15 @@ impl Transport {
                     .insert(reqwest::header::CONTENT_LENGTH, HeaderValue::from(*size));
                 *request.body_mut() = Some(file.into());
                 // As long as it takes to send the file: the kernel's own time-outs watch the connection.
-                return client.execute(request).await.map_err(Failure::of);
+                return connector.execute(request).await;
             }
         }
-        waited(client.execute(request), window).await
+        waited(connector.execute(request), window).await
     }
 
     /// The client to reach `url` with on behalf of an endpoint. Elsewhere the endpoint's authorities are trusted too,
     /// but no certificate is shown, and what was left unverified only for being on this machine is verified.
-    pub async fn client_for(&self, endpoint: &Endpoint, url: &Url) -> Result<Client, Failure> {
+    pub async fn client_for(&self, endpoint: &Endpoint, url: &Url) -> Result<Connector, Failure> {
         let host = authority(url);
         let mut tls = endpoint.tls.clone();
         if url.origin() != endpoint.url.origin() {
@@ -173,31 +194,32 @@ impl Transport {
             dial_timeout: endpoint.dial_timeout,
             direct: is_loopback(&host),
             plain: url.scheme() == "http",
+            host,
         };
         let lock = || self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = lock().get(&key) {
-            return Ok(client.clone());
+        if let Some(connector) = lock().get(&key) {
+            return Ok(connector.clone());
         }
         // Reading the system's roots takes milliseconds.
         let built = tokio::task::spawn_blocking({
             let key = key.clone();
             move || build(&key)
         });
-        let client = built.await.map_err(|e| Failure::Setup(e.to_string()))??;
+        let connector = built.await.map_err(|e| Failure::Setup(e.to_string()))??;
         let mut clients = lock();
         if clients.len() >= CLIENTS {
             clients.clear();
         }
-        Ok(clients.entry(key).or_insert(client).clone())
+        Ok(clients.entry(key).or_insert(connector).clone())
     }
 }
 
 async fn waited(
-    answer: impl Future<Output = reqwest::Result<Response>>,
+    answer: impl Future<Output = Result<Response, Failure>>,
     window: Duration,
 ) -> Result<Response, Failure> {
     match tokio::time::timeout(window, answer).await {
-        Ok(answer) => answer.map_err(Failure::of),
+        Ok(answer) => answer,
         Err(_) => Err(Failure::Transport(format!("no answer within {} s", window.as_secs()))),
     }
 }
@@ -239,7 +261,7 @@ fn stamps(tls: &Tls) -> Vec<(i64, i64, u64, u64)> {
     tls.ca.iter().chain(client).map(stamp).collect()
 }
 
-fn build(key: &Key) -> Result<Client, Failure> {
+fn build(key: &Key) -> Result<Connector, Failure> {
     let setup = |e: &dyn std::fmt::Display| Failure::Setup(e.to_string());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider.clone())
@@ -252,10 +274,9 @@ fn build(key: &Key) -> Result<Client, Failure> {
     } else {
         config.with_root_certificates(roots(key)?)
     };
-    let mut config = match key.tls.client.as_slice() {
-        [] => config.with_no_client_auth(),
-        pairs => config.with_client_cert_resolver(Arc::new(Identities::read(pairs, &provider)?)),
-    };
+    let uncertified = Arc::new(AtomicBool::new(false));
+    let identities = Identities::read(&key.tls.client, &provider, uncertified.clone())?;
+    let mut config = config.with_client_cert_resolver(Arc::new(identities));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let mut builder = Client::builder()
         .tls_backend_preconfigured(config)
@@ -269,9 +290,9 @@ fn build(key: &Key) -> Result<Client, Failure> {
     if key.direct {
         builder = builder.no_proxy();
     }
-    builder
-        .build()
-        .map_err(|e| Failure::Setup(Failure::of(e).text().to_owned()))
+    let client = builder.build();
+    let client = client.map_err(|e| Failure::Setup(Failure::of(e).text().to_owned()))?;
+    Ok(Connector { client, uncertified })
 }
 
 /// The system's authorities, and those of the endpoint.

@@ -72,7 +72,7 @@ pub enum Form {
     /// What the layer itself says, with overlay's marks.
     #[default]
     Stacked,
-    /// The tree up to this layer (see [`whole`]).
+    /// The tree up to this layer.
     Whole,
 }
 
