@@ -252,7 +252,7 @@ impl Image {
     }
 }
 
-fn busybox_layer(compression: Compression) -> Result<Layer> {
+pub fn busybox_layer(compression: Compression) -> Result<Layer> {
     let program = fs::read("/bin/busybox").context("busybox: install the Debian package busybox-static")?;
     let list = Command::new("/bin/busybox")
         .arg("--list")

@@ -9,6 +9,7 @@
 //!        --> boot   reboots, as far as a daemon can tell
 //!        --> faults arms failpoints in the programs, asks again as a kubelet does
 //!        --> cni    a CNI plugin that fails and hangs when told
+//!        --> kubelet runs Kubernetes' own kubelet on its socket
 //!        --> tools  runs other programs of the node
 //!        --> disk   file systems that lack something, for its root
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
@@ -29,6 +30,7 @@ pub mod disk;
 pub mod faults;
 pub mod hub;
 pub mod images;
+pub mod kubelet;
 pub mod leaks;
 pub mod nasty;
 pub mod netns;

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use sha2::{Digest, Sha256};
 
 /// Runs a command to its end; fails with its output if it does.
 pub fn check(command: &mut Command) -> Result<Output> {
@@ -62,11 +63,7 @@ fn go(name: &str, package: &str, verb: &[&str]) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("conformance");
-    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = home
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
-        .context("no HOME")?;
-    let program = home.join("reconcile-ci").join(name);
+    let program = cache()?.join(name);
     let changed = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let source = module.join(package).join("main.go");
     let newest = [changed(&module.join("go.sum")), changed(&source)]
@@ -74,17 +71,57 @@ fn go(name: &str, package: &str, verb: &[&str]) -> Result<Option<PathBuf>> {
         .max()
         .flatten();
     if changed(&program).is_none_or(|built| Some(built) < newest) {
-        std::fs::create_dir_all(program.parent().context("cache directory")?)?;
-        // A test of another process may be running the old one.
-        let new = program.with_extension(std::process::id().to_string());
-        let mut go = Command::new("go");
-        // Static: some run in images that have no libraries.
-        go.env("CGO_ENABLED", "0");
-        go.current_dir(&module).args(verb).arg("-o").arg(&new).arg(package);
-        check(&mut go).with_context(|| format!("build {name}"))?;
-        std::fs::rename(&new, &program)?;
+        compile(&module, package, verb, &program)?;
     }
     Ok(Some(program))
+}
+
+/// Kubernetes' kubelet, of the module `kubelet`. It takes minutes to build, so its name in the user's cache bears a
+/// digest of what it is made from, and a new clone takes the one that is there. Without Go the test prints SKIPPED.
+pub fn kubelet() -> Result<Option<PathBuf>> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock();
+    if !installed("go") {
+        return Ok(None);
+    }
+    let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kubelet");
+    let mut hash = Sha256::new();
+    for file in ["go.sum", "main.go"] {
+        hash.update(std::fs::read(module.join(file)).with_context(|| format!("read {file} of the module kubelet"))?);
+    }
+    let digest: String = hash
+        .finalize()
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let program = cache()?.join(format!("kubelet-{digest}"));
+    if !program.is_file() {
+        compile(&module, ".", &["build", "-p", "2", "-ldflags", "-s -w"], &program)?;
+    }
+    Ok(Some(program))
+}
+
+/// Where programs that tests build are kept.
+fn cache() -> Result<PathBuf> {
+    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = home
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
+        .context("no HOME")?;
+    Ok(home.join("reconcile-ci"))
+}
+
+fn compile(module: &Path, package: &str, verb: &[&str], program: &Path) -> Result<()> {
+    std::fs::create_dir_all(program.parent().context("cache directory")?)?;
+    // A test of another process may be running the old one.
+    let new = program.with_extension(std::process::id().to_string());
+    let mut go = Command::new("go");
+    // Static: some run in images that have no libraries.
+    go.env("CGO_ENABLED", "0");
+    go.current_dir(module).args(verb).arg("-o").arg(&new).arg(package);
+    check(&mut go).with_context(|| format!("build {}", program.display()))?;
+    std::fs::rename(&new, program)?;
+    Ok(())
 }
 
 /// Runs `work` on a thread inside a network namespace. A socket it returns stays there, and holds the namespace.
