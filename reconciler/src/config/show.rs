@@ -57,7 +57,8 @@ fn wrapped(prefix: &str, text: &str) -> String {
 /// Every key with its default and its meaning, as a file that changes nothing.
 pub fn defaults() -> String {
     let mut text = format!(
-        "# The configuration of reconcile: each key with its default. Files of config.d lie over this one by name.\n\
+        "# The configuration of reconcile: each key with its default. The files of config.d lie over it, by\n\
+         # name.\n\
          apiVersion: {}\nkind: {KIND}\n",
         VERSIONS[VERSIONS.len() - 1]
     );
@@ -82,7 +83,7 @@ pub fn defaults() -> String {
         let indent = "  ".repeat(parts.len());
         text += &wrapped(&format!("{indent}# "), &about(key));
         text += &match (key.default, name) {
-            ("", "*") => format!("{indent}#   {}\n", key.example),
+            ("", "*") => format!("{indent}# {}\n", key.example),
             ("", name) => format!("{indent}# {name}: {}\n", key.example),
             (default, name) => format!("{indent}{name}: {default}\n"),
         };

@@ -169,7 +169,7 @@ fn every_rlimit_reaches_the_process() {
     };
     for name in crate::config::values::RLIMITS {
         let kind = format!("RLIMIT_{}", name.to_uppercase());
-        Case::with(|case| drop(case.rlimits.insert(name.to_owned(), limit))).gives(&[(
+        Case::with(|case| case.rlimits.extend([(name.to_owned(), limit)])).gives(&[(
             "/process/rlimits",
             json!([{"type": kind, "hard": u64::MAX, "soft": 10}]),
         )]);
