@@ -172,7 +172,10 @@ impl Entry {
                 annotations: status.origin.annotations.clone().into_iter().collect(),
                 ..v1::ImageSpec::default()
             }),
-            pinned: self.records.iter().any(|record| record.spec.pinned || told.pinned.contains(&record.meta.name)),
+            pinned: self
+                .records
+                .iter()
+                .any(|record| record.spec.pinned || told.pinned.contains(&record.meta.name)),
         }
     }
 

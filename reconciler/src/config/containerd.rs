@@ -67,19 +67,37 @@ const RULES: &[(&str, &str, Convert)] = &[
 
 /// Why well-known keys are left; of any other there is none to tell.
 const REASONS: &[(&str, &str)] = &[
-    ("root", "its data is not readable here; root is this program's own directory"),
+    (
+        "root",
+        "its data is not readable here; root is this program's own directory",
+    ),
     ("state", "it is that program's own; state is this one's"),
     ("imports", "those files were not read: import each"),
-    ("grpc.address", "both may run side by side; to take its place, set socket to unix://ADDRESS"),
+    (
+        "grpc.address",
+        "both may run side by side; to take its place, set socket to unix://ADDRESS",
+    ),
     (
         "cri.containerd.runtimes.*.options.SystemdCgroup",
         "only cgroup.driver cgroupfs is there; set the kubelet's cgroupDriver to cgroupfs",
     ),
     ("cri.systemd_cgroup", "only cgroup.driver cgroupfs is there"),
-    ("cri.registry.mirrors.*", "write it as HOST/hosts.toml in a directory of registry.certsDirs"),
-    ("cri.registry.mirrors.*.*", "write it as HOST/hosts.toml in a directory of registry.certsDirs"),
-    ("cri.registry.configs.*.tls.*", "write it as HOST/hosts.toml in a directory of registry.certsDirs"),
-    ("cri.registry.configs.*.auth.*", "credentials are read from auth.json and never stored"),
+    (
+        "cri.registry.mirrors.*",
+        "write it as HOST/hosts.toml in a directory of registry.certsDirs",
+    ),
+    (
+        "cri.registry.mirrors.*.*",
+        "write it as HOST/hosts.toml in a directory of registry.certsDirs",
+    ),
+    (
+        "cri.registry.configs.*.tls.*",
+        "write it as HOST/hosts.toml in a directory of registry.certsDirs",
+    ),
+    (
+        "cri.registry.configs.*.auth.*",
+        "credentials are read from auth.json and never stored",
+    ),
 ];
 
 /// Reads and translates a file.
@@ -132,10 +150,15 @@ pub fn translate(text: &str) -> Result<Import> {
         left.push(format!("stream_server_address {address}: {why}"));
     }
     if off > 0 {
-        left.push(format!("{off} more keys are empty, zero or false there, and were left out"));
+        left.push(format!(
+            "{off} more keys are empty, zero or false there, and were left out"
+        ));
     }
     let version = VERSIONS[VERSIONS.len() - 1];
-    let yaml = format!("apiVersion: {version}\nkind: {KIND}\n{}", show::yaml(&settings.set_ones(), false));
+    let yaml = format!(
+        "apiVersion: {version}\nkind: {KIND}\n{}",
+        show::yaml(&settings.set_ones(), false)
+    );
     Ok(Import { yaml, left })
 }
 
@@ -204,7 +227,11 @@ fn listen(all: &[(Vec<String>, Toml)]) -> Option<String> {
         return None;
     }
     let address = address.unwrap_or_else(|| "127.0.0.1".to_owned());
-    let address = if address.contains(':') { format!("[{address}]") } else { address };
+    let address = if address.contains(':') {
+        format!("[{address}]")
+    } else {
+        address
+    };
     Some(format!("{address}:{}", port.unwrap_or_else(|| "0".to_owned())))
 }
 
@@ -432,10 +459,16 @@ mod tests {
             assert!(three.yaml.contains(line), "{line}\n{}", three.yaml);
         }
         assert_eq!(three.left.len(), 1);
-        assert!(three.left[0].contains("max_container_log_line_size = -1: not for logs.maxLineBytes: must be from 256"));
+        assert!(
+            three.left[0].contains("max_container_log_line_size = -1: not for logs.maxLineBytes: must be from 256")
+        );
         let four = import(VERSION_4);
         assert!(four.yaml.ends_with("Config\nlogLevel: debug\n"), "{}", four.yaml);
-        assert!(four.left.iter().any(|line| line.contains("metrics") && line.contains("loopback")));
+        assert!(
+            four.left
+                .iter()
+                .any(|line| line.contains("metrics") && line.contains("loopback"))
+        );
         assert!(four.left.iter().any(|line| line.contains("both may run side by side")));
     }
 

@@ -46,7 +46,9 @@ pub fn parse(text: &str, file: &Path) -> Found {
 
 impl Reader<'_> {
     fn place(&self, path: &str, at: At) -> Origin {
-        let spot = locate::find(self.text, 0, path, at).map(|(_, spot)| spot).unwrap_or_default();
+        let spot = locate::find(self.text, 0, path, at)
+            .map(|(_, spot)| spot)
+            .unwrap_or_default();
         Origin::File {
             path: self.file.to_owned(),
             line: spot.line,
@@ -157,7 +159,11 @@ impl Reader<'_> {
             return;
         }
         if self.found.settings.iter().any(|(key, _)| key == path) {
-            return self.wrong(written, At::Key, format!("stands for `{path}`, which is here under both of its names"));
+            return self.wrong(
+                written,
+                At::Key,
+                format!("stands for `{path}`, which is here under both of its names"),
+            );
         }
         let origin = self.place(written, At::Key);
         let value = value.clone();
@@ -174,7 +180,10 @@ impl Reader<'_> {
             return self.wrong(path, At::Key, format!("is called `{}` now", moved.to));
         }
         let place = self.place(path, At::Key);
-        let warning = format!("{place}: `{path}` is called `{}` now; the old name still counts", moved.to);
+        let warning = format!(
+            "{place}: `{path}` is called `{}` now; the old name still counts",
+            moved.to
+        );
         self.found.warnings.push(warning);
         self.leaf(path, moved.to, value);
     }

@@ -400,7 +400,11 @@ mod tests {
         for key in KEYS {
             assert!(!key.meaning.is_empty() && key.meaning.ends_with('.'), "{}", key.path);
             assert_ne!(key.default.is_empty(), key.example.is_empty(), "{}", key.path);
-            let text = if key.default.is_empty() { key.example } else { key.default };
+            let text = if key.default.is_empty() {
+                key.example
+            } else {
+                key.default
+            };
             let mut value: Value = serde_yaml::from_str(text).unwrap();
             if key.path.ends_with('*') {
                 value = value.as_mapping().unwrap().values().next().unwrap().clone();

@@ -182,7 +182,10 @@ pub fn load(files: &[PathBuf], overrides: &[Override]) -> Result<Loaded, Problem
                 let found = file::parse(&text, path);
                 problems.extend(found.problems);
                 warnings.extend(found.warnings);
-                found.settings.into_iter().for_each(|(key, setting)| settings.put(key, setting));
+                found
+                    .settings
+                    .into_iter()
+                    .for_each(|(key, setting)| settings.put(key, setting));
             }
             Err(problem) => problems.push(problem),
         }
@@ -276,12 +279,17 @@ impl Settings {
             Some(Setting { value, origin })
         };
         let setting = self.set.get(key.path).cloned().or_else(default);
-        setting.map(|setting| (key.path.to_owned(), setting)).into_iter().collect()
+        setting
+            .map(|setting| (key.path.to_owned(), setting))
+            .into_iter()
+            .collect()
     }
 
     /// Where a key was set.
     pub fn origin(&self, key: &str) -> Origin {
-        self.set.get(key).map_or(Origin::Default, |setting| setting.origin.clone())
+        self.set
+            .get(key)
+            .map_or(Origin::Default, |setting| setting.origin.clone())
     }
 
     /// All values as one YAML tree.

@@ -152,4 +152,3 @@ pub fn json(settings: &Settings, origin: bool) -> serde_json::Value {
     });
     all.collect::<serde_json::Map<_, _>>().into()
 }
-

@@ -79,7 +79,8 @@ impl LogLevel {
     /// If it is neither a level nor directives.
     pub fn filter(&self) -> Result<EnvFilter, String> {
         let text = &self.0;
-        let wrong = || format!("{text:?} is none of error, warn, info, debug, trace, off, nor a filter such as cri=debug");
+        let wrong =
+            || format!("{text:?} is none of error, warn, info, debug, trace, off, nor a filter such as cri=debug");
         let directives = if text.contains(['=', ',']) {
             text.clone()
         } else {
@@ -225,7 +226,9 @@ impl TryFrom<String> for CgroupPath {
         let part = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\0', '\n']);
         match text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(part)) {
             true => Ok(CgroupPath(text)),
-            false => Err(format!("{text:?} is not a cgroup's absolute path such as /system.slice/shims")),
+            false => Err(format!(
+                "{text:?} is not a cgroup's absolute path such as /system.slice/shims"
+            )),
         }
     }
 }
@@ -259,7 +262,9 @@ impl TryFrom<String> for Seccomp {
             "RuntimeDefault" => Ok(Seccomp(Profile::RuntimeDefault)),
             "Unconfined" => Ok(Seccomp(Profile::Unconfined)),
             path if Path::new(path).is_absolute() => Ok(Seccomp(Profile::Localhost { reference: text })),
-            _ => Err(format!("{text:?} is none of RuntimeDefault, Unconfined, an absolute path of a profile")),
+            _ => Err(format!(
+                "{text:?} is none of RuntimeDefault, Unconfined, an absolute path of a profile"
+            )),
         }
     }
 }
@@ -336,7 +341,9 @@ impl TryFrom<i64> for OomScore {
 
     fn try_from(score: i64) -> Result<OomScore, String> {
         let score = i32::try_from(score).ok().filter(|score| (-1000..=1000).contains(score));
-        score.map(OomScore).ok_or_else(|| "must be from -1000 to 1000".to_owned())
+        score
+            .map(OomScore)
+            .ok_or_else(|| "must be from -1000 to 1000".to_owned())
     }
 }
 
@@ -350,7 +357,9 @@ impl TryFrom<i64> for LineBytes {
 
     fn try_from(bytes: i64) -> Result<LineBytes, String> {
         let bytes = u32::try_from(bytes).ok().filter(|bytes| (256..=32_768).contains(bytes));
-        bytes.map(LineBytes).ok_or_else(|| "must be from 256 to 32768".to_owned())
+        bytes
+            .map(LineBytes)
+            .ok_or_else(|| "must be from 256 to 32768".to_owned())
     }
 }
 
@@ -416,7 +425,10 @@ mod tests {
         let read = |text: &str| serde_yaml::from_str::<Rlimit>(text).map_err(|e| e.to_string());
         assert_eq!(read("5"), Ok(Rlimit { soft: 5, hard: 5 }));
         assert_eq!(read("1024:2048"), Ok(Rlimit { soft: 1024, hard: 2048 }));
-        let unlimited = Rlimit { soft: 0, hard: u64::MAX };
+        let unlimited = Rlimit {
+            soft: 0,
+            hard: u64::MAX,
+        };
         assert_eq!(read("'0:unlimited'"), Ok(unlimited));
         assert!(read("2:1").unwrap_err().contains("above the hard"));
         assert!(read("x").unwrap_err().contains("unlimited"));

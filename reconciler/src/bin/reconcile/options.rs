@@ -75,7 +75,10 @@ impl Flags {
         let path = |path: &PathBuf| {
             let absolute = std::path::absolute(path).with_context(|| format!("{}", path.display()))?;
             absolute.into_os_string().into_string().map_err(|path| {
-                anyhow::anyhow!("{}: a path of the configuration must be UTF-8", Path::new(&path).display())
+                anyhow::anyhow!(
+                    "{}: a path of the configuration must be UTF-8",
+                    Path::new(&path).display()
+                )
             })
         };
         let network = |network: Network| network.to_possible_value().map(|value| value.get_name().to_owned());
@@ -93,7 +96,11 @@ impl Flags {
                 Some(variable) => Origin::Env(variable),
                 None => Origin::Flag(key.flag?.to_owned()),
             };
-            Some(Override { key: key.path, text, origin })
+            Some(Override {
+                key: key.path,
+                text,
+                origin,
+            })
         };
         Ok(said.into_iter().filter_map(over).collect())
     }

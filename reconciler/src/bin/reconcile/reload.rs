@@ -25,7 +25,13 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     };
     let changes = client.reload().await?;
     for change in &changes {
-        let value = |text: &str| if text.is_empty() { "nothing".to_owned() } else { print::plain(text) };
+        let value = |text: &str| {
+            if text.is_empty() {
+                "nothing".to_owned()
+            } else {
+                print::plain(text)
+            }
+        };
         let when = match change.when() {
             Sent::Now => "",
             Sent::Next => " for what is started from now on",
@@ -130,7 +136,10 @@ impl Reloader {
             return;
         };
         if let Err(e) = std::fs::write(OOM_SCORE, score.to_string()) {
-            tracing::warn!(score, "oomScore.daemon could not be set (it takes CAP_SYS_RESOURCE to lower it): {e}");
+            tracing::warn!(
+                score,
+                "oomScore.daemon could not be set (it takes CAP_SYS_RESOURCE to lower it): {e}"
+            );
         }
     }
 }

@@ -156,7 +156,9 @@ impl crate::world::Images for Images {
 
     fn ignored_settings(&self) -> Vec<(String, Ignored)> {
         let roots = self.registry.hosts_roots();
-        let entries = roots.iter().flat_map(|root| std::fs::read_dir(root).into_iter().flatten().flatten().take(1000));
+        let entries = roots
+            .iter()
+            .flat_map(|root| std::fs::read_dir(root).into_iter().flatten().flatten().take(1000));
         let mut found: Vec<(String, Ignored)> = Vec::new();
         for entry in entries {
             let name = entry.file_name().to_string_lossy().into_owned();
