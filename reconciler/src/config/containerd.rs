@@ -62,6 +62,8 @@ const RULES: &[(&str, &str, Convert)] = &[
     ("cri.cni.conf_dir", "network.cniConfDir", same),
     ("cri.cni.conf_template", "network.cniTemplate", same),
     ("cri.stream_idle_timeout", "streaming.idleSeconds", seconds),
+    ("cri.x509_key_pair_streaming.tls_cert_file", "streaming.tls.cert", same),
+    ("cri.x509_key_pair_streaming.tls_key_file", "streaming.tls.key", same),
     ("cri.containerd.runtimes.*.options.ShimCgroup", "cgroup.shims", same),
 ];
 
@@ -72,6 +74,10 @@ const REASONS: &[(&str, &str)] = &[
         "its data is not readable here; root is this program's own directory",
     ),
     ("state", "it is that program's own; state is this one's"),
+    (
+        "cri.enable_tls_streaming",
+        "no certificate is named, and none is made here: set streaming.tls.cert and key",
+    ),
     ("imports", "those files were not read: import each"),
     (
         "grpc.address",
@@ -125,13 +131,20 @@ pub fn translate(text: &str) -> Result<Import> {
     flatten(&file, &mut Vec::new(), &mut all);
     let (mut settings, mut left) = (Settings::default(), Vec::new());
     let mut off = 0;
+    let on = |key: &str| all.iter().any(|(path, value)| normal(path) == key && !is_off(value));
+    let secure = on("cri.enable_tls_streaming");
+    let certified = on("cri.x509_key_pair_streaming.tls_cert_file");
     let listen = listen(&all);
     for (path, value) in &all {
         let name = normal(path);
         if name == "version" || (listen.is_some() && name.starts_with("cri.stream_server_")) {
             continue;
         }
-        if is_off(value) {
+        let files = name.starts_with("cri.x509_key_pair_streaming.");
+        if name == "cri.enable_tls_streaming" && secure && certified {
+            continue;
+        }
+        if is_off(value) || (files && !secure) {
             off += 1;
             continue;
         }
@@ -470,6 +483,23 @@ mod tests {
                 .any(|line| line.contains("metrics") && line.contains("loopback"))
         );
         assert!(four.left.iter().any(|line| line.contains("both may run side by side")));
+    }
+
+    #[test]
+    fn tls_of_the_streams_counts_if_it_is_on() {
+        let with = |on: bool, files: bool| {
+            let mut text = format!("version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_tls_streaming = {on}\n");
+            if files {
+                text += "[plugins.'io.containerd.grpc.v1.cri'.x509_key_pair_streaming]\ntls_cert_file = '/c'\n\
+                         tls_key_file = '/k'\n";
+            }
+            import(&text)
+        };
+        let tls = "streaming:\n  tls:\n    cert: /c\n    key: /k\n";
+        assert!(with(true, true).yaml.ends_with(tls) && with(true, true).left.is_empty());
+        assert!(!with(false, true).yaml.contains("tls"));
+        let left = with(true, false).left.join("");
+        assert!(left.contains("enable_tls_streaming = true: no certificate is named"), "{left}");
     }
 
     #[test]

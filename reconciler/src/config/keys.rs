@@ -277,6 +277,23 @@ pub static KEYS: &[Key] = &[
         ..KEY
     },
     Key {
+        path: "streaming.tls.cert",
+        kind: "absolute path",
+        example: "/etc/reconcile/streaming.crt",
+        meaning: "The streaming server's certificate and its chain, in PEM; then it speaks TLS only. A reload reads a \
+                  renewed file.",
+        check: of::<Place>,
+        ..KEY
+    },
+    Key {
+        path: "streaming.tls.key",
+        kind: "absolute path",
+        example: "/etc/reconcile/streaming.key",
+        meaning: "The private key of streaming.tls.cert, in PEM.",
+        check: of::<Place>,
+        ..KEY
+    },
+    Key {
         path: "oomScore.daemon",
         kind: "integer, -1000 to 1000",
         example: "-999",

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::values::*;
 use super::{Origin, Problem, Settings};
 use crate::container::seccomp;
+use crate::streaming::tls;
 use crate::container::spec::capability::CapabilitySet;
 
 /// Its fields are the table's keys: what the one has, the other must have.
@@ -82,6 +83,28 @@ pub struct Logs {
 pub struct Streaming {
     pub address: Listen,
     pub idle_seconds: Seconds,
+    #[serde(default)]
+    pub tls: Tls,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tls {
+    pub cert: Option<Place>,
+    pub key: Option<Place>,
+}
+
+impl Tls {
+    /// The certificate, read with its key; `None` if none is configured.
+    ///
+    /// # Errors
+    /// If the files are not what they should be; of a pair that is not whole there is none.
+    pub fn identity(&self) -> Result<Option<tls::Identity>, tls::Error> {
+        match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => tls::Identity::read(&cert.0, &key.0).map(Some),
+            _ => Ok(None),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -110,7 +133,14 @@ pub fn build(settings: &Settings) -> Result<Config, Problem> {
         };
         return Err(wrong(key, "root and state must be different directories".to_owned()));
     }
-    // A profile that no container could start with is told now, not at each start.
+    let tls = &config.streaming.tls;
+    match (&tls.cert, &tls.key) {
+        (Some(_), None) => return Err(wrong("streaming.tls.cert", "needs streaming.tls.key beside it".to_owned())),
+        (None, Some(_)) => return Err(wrong("streaming.tls.key", "needs streaming.tls.cert beside it".to_owned())),
+        _ => {}
+    }
+    // What could not be used is told now, not at each use.
+    tls.identity().map_err(|e| wrong("streaming.tls.cert", e.to_string()))?;
     let cx = seccomp::Context {
         capabilities: CapabilitySet::default(),
         kernel: (6, 0),

@@ -1,6 +1,7 @@
 //! Flags that every subcommand takes, and what they mean together with environment, configuration files and defaults.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
@@ -161,11 +162,13 @@ impl Global {
     }
 
     /// How the streaming server listens.
-    pub fn streaming(&self) -> streaming::Settings {
-        streaming::Settings {
-            address: self.config.streaming.address.0,
-            idle: self.config.streaming.idle_seconds.duration(),
-        }
+    pub fn streaming(&self) -> Result<streaming::Settings> {
+        let streaming = &self.config.streaming;
+        Ok(streaming::Settings {
+            address: streaming.address.0,
+            idle: streaming.idle_seconds.duration(),
+            tls: streaming.tls.identity().context("streaming.tls")?.map(Arc::new),
+        })
     }
 
     /// Starts logging to stderr; `suits` is what suits the subcommand.

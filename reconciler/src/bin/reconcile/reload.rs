@@ -12,6 +12,7 @@ use cri::records::v1::changed::When as Sent;
 use reconciler::config::keys::When;
 use reconciler::config::{Change, Config, Settings};
 use reconciler::engine::Context;
+use reconciler::streaming::tls::Identity;
 use tokio::sync::Mutex;
 
 use crate::client::Client;
@@ -54,6 +55,8 @@ pub struct Reloader {
     pub told: Arc<RwLock<Told>>,
     /// The settings in force.
     now: Mutex<Settings>,
+    /// The streaming server's certificate.
+    tls: Option<Arc<Identity>>,
     /// The daemon's own OOM score before any setting.
     oom_score: Option<i32>,
 }
@@ -72,13 +75,14 @@ fn told(config: &Config) -> Told {
 
 impl Reloader {
     /// Of a daemon that was started with these settings; they hold from here on.
-    pub fn new(global: &Global, cx: Arc<Context>) -> Reloader {
+    pub fn new(global: &Global, cx: Arc<Context>, tls: Option<Arc<Identity>>) -> Reloader {
         let before = std::fs::read_to_string(OOM_SCORE).ok();
         let reloader = Reloader {
             flags: global.flags.clone(),
             cx,
             told: Arc::new(RwLock::new(told(&global.config))),
             now: Mutex::new(global.settings.clone()),
+            tls,
             oom_score: before.and_then(|text| text.trim().parse().ok()),
         };
         if global.config.oom_score.daemon.is_some() {
@@ -100,7 +104,8 @@ impl Reloader {
         let loaded = loaded.inspect_err(|e| tracing::error!("the configuration stays as it was: {e:#}"))?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let changes = now.changes(&loaded.settings);
-        self.apply(&loaded.config, &changes)?;
+        let applied = self.apply(&loaded.config, &changes);
+        applied.inspect_err(|e| tracing::error!("the configuration stays as it was: {e:#}"))?;
         for Change { key, when, from, to } in &changes {
             match when {
                 When::Now | When::Next => tracing::info!(key, from, to, "configuration changed"),
@@ -113,6 +118,9 @@ impl Reloader {
     }
 
     fn apply(&self, config: &Config, changes: &[Change]) -> Result<()> {
+        if let Some(tls) = &self.tls {
+            tls.renew().context("the certificate in use stays")?;
+        }
         let changed = |key: &str| changes.iter().any(|change| change.key == key);
         if changed("logLevel") {
             logging::change(filter(config, serve::LOG)?)?;

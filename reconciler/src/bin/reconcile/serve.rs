@@ -33,8 +33,9 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     let running = runtime.start().await?;
     let listener = cri::bind(socket)?;
     let (close, closing) = watch::channel(false);
-    let (streaming_url, streams) = streaming(cx.clone(), global, closing.clone()).await?;
-    let reloader = Arc::new(Reloader::new(global, cx.clone()));
+    let settings = global.streaming()?;
+    let reloader = Arc::new(Reloader::new(global, cx.clone(), settings.tls.clone()));
+    let (streaming_url, streams) = streaming(cx.clone(), settings, closing.clone()).await?;
     let config = cri::Config {
         told: reloader.told.clone(),
         reload: Some(reload::hook(reloader.clone())),
@@ -70,10 +71,9 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
 /// Starts the streaming server; answers its URL.
 pub async fn streaming(
     cx: Arc<Context>,
-    global: &Global,
+    settings: streaming::Settings,
     closing: watch::Receiver<bool>,
 ) -> Result<(String, tokio::task::JoinHandle<()>)> {
-    let settings = global.streaming();
     let address = settings.address;
     let server = streaming::Server::bind(settings)
         .await
