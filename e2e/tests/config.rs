@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::client::within;
 use e2e::node::{Node, Options, shown};
 use e2e::pods::{BUSYBOX, HELLO, log_lines, shell};
-use e2e::v1::StatusRequest;
-use e2e::{eventually, leaks};
+use e2e::v1::{ExecRequest, StatusRequest};
+use e2e::{eventually, leaks, tools};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -106,6 +108,17 @@ async fn every_key_is_explained_and_defaults_hold() -> Result<()> {
         "{}",
         shown(&out)
     );
+
+    // What the README shows can be written.
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("README.md");
+    let readme = fs::read_to_string(readme)?;
+    let section = readme.split("### Configuration").nth(1).context("the section")?;
+    let example = section
+        .split("```yaml")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next());
+    let example = node.file("readme.yaml", example.context("its example")?)?;
+    node.ok(&["config", "check", &example]).await?;
 
     let theirs = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/c'\nmax_conf_num = 1\n";
     let theirs = node.file("config.toml", theirs)?;
@@ -317,4 +330,122 @@ async fn gone(node: &Node, image: &str) -> Result<()> {
         Ok(())
     })
     .await
+}
+
+/// Makes a certificate of this name, signed by itself, and its key.
+fn certificate(node: &Node, name: &str) -> Result<()> {
+    let mut command = Command::new("openssl");
+    command.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+    ]);
+    command.args(["-days", "2", "-subj", &format!("/CN={name}"), "-keyout"]);
+    command.arg(node.path("tls.key")).arg("-out").arg(node.path("tls.crt"));
+    tools::check(&mut command).map(drop)
+}
+
+/// Whose certificate the server at an address has, as a client sees that knows nothing of us.
+async fn subject(address: &str) -> Result<String> {
+    let mut client = tokio::process::Command::new("openssl");
+    client
+        .args(["s_client", "-connect", address])
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let out = tokio::time::timeout(SOON, client.output()).await??;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let line = text.lines().find(|line| line.starts_with("subject="));
+    Ok(line.with_context(|| shown(&out))?.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_go_over_tls_with_the_certificate_of_the_configuration() -> Result<()> {
+    let mut node = configured("")?;
+    certificate(&node, "first")?;
+    let (cert, key) = (node.path("tls.crt"), node.path("tls.key"));
+    let config = format!(
+        "streaming: {{tls: {{cert: {}, key: {}}}}}\n",
+        cert.display(),
+        key.display()
+    );
+    node.file("etc/config.yaml", config)?;
+    node.serve().await?;
+    node.busybox().await?;
+    let pod = node.pod("secured");
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    let id = node
+        .cri
+        .launch(&sandbox, &pod, &shell("main", "while :; do sleep 0.1; done"))
+        .await?;
+    let exec = ExecRequest {
+        container_id: id.clone(),
+        cmd: vec!["true".into()],
+        stdout: true,
+        ..Default::default()
+    };
+    let url = node
+        .cri
+        .runtime
+        .clone()
+        .exec(within(SOON, exec))
+        .await?
+        .into_inner()
+        .url;
+    let address = url.strip_prefix("https://").and_then(|rest| rest.split('/').next());
+    let address = address.with_context(|| url.clone())?;
+    let first = subject(address).await?;
+    ensure!(first.ends_with("first"), "{first}");
+    // Streams, both ways: the program's own exit code, and what it read.
+    let mut echo = tokio::process::Command::from(node.command(&["exec", "-i", &id, "sh", "-c", "cat; exit 7"])?);
+    let mut echo = echo
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut to = echo.stdin.take().context("its input")?;
+    to.write_all(b"through and back\n").await?;
+    drop(to);
+    let out = tokio::time::timeout(SOON, echo.wait_with_output()).await??;
+    assert_eq!(
+        (out.status.code(), &*out.stdout),
+        (Some(7), &b"through and back\n"[..]),
+        "{}",
+        shown(&out)
+    );
+    // Nobody is answered without TLS, and nobody else's certificate is taken.
+    let mut plain = tokio::net::TcpStream::connect(address).await?;
+    plain.write_all(b"GET /exec/x HTTP/1.1\r\nHost: x\r\n\r\n").await?;
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(SOON, plain.read_to_end(&mut answer)).await?;
+    ensure!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
+    certificate(&node, "second")?;
+    let stale = node.reconcile(&["exec", "-i", &id, "true"]).await?;
+    ensure!(
+        shown(&stale).contains("is not that of streaming.tls.cert"),
+        "{}",
+        shown(&stale)
+    );
+    node.ok(&["reload"]).await?;
+    let second = subject(address).await?;
+    ensure!(second.ends_with("second"), "{second}");
+    node.ok(&["exec", "-i", &id, "true"]).await?;
+    // A key of another certificate is refused, and the one in use stays.
+    let old = fs::read(&key)?;
+    certificate(&node, "third")?;
+    fs::write(&key, old)?;
+    let out = node.reconcile(&["reload"]).await?;
+    ensure!(
+        !out.status.success() && shown(&out).contains("streaming.tls.cert: "),
+        "{}",
+        shown(&out)
+    );
+    let second = subject(address).await?;
+    ensure!(second.ends_with("second"), "{second}");
+    // The node's own commands need a configuration that holds.
+    certificate(&node, "fourth")?;
+    node.finish().await
 }

@@ -25,7 +25,7 @@ async fn begun(server: &Server, digests: &[&String]) -> Result<()> {
     eventually(20 * SECOND, async || {
         let seen = server.seen();
         let begun = |digest: &&String| seen.iter().any(|seen| seen.path.contains(*digest) && seen.sent > 0);
-        ensure!(digests.iter().all(|digest| begun(digest)), "not all are asked for");
+        ensure!(digests.iter().all(begun), "not all are asked for");
         Ok(())
     })
     .await

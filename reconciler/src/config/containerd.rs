@@ -499,7 +499,10 @@ mod tests {
         assert!(with(true, true).yaml.ends_with(tls) && with(true, true).left.is_empty());
         assert!(!with(false, true).yaml.contains("tls"));
         let left = with(true, false).left.join("");
-        assert!(left.contains("enable_tls_streaming = true: no certificate is named"), "{left}");
+        assert!(
+            left.contains("enable_tls_streaming = true: no certificate is named"),
+            "{left}"
+        );
     }
 
     #[test]

@@ -88,8 +88,14 @@ fn what_default_prints_changes_nothing() {
     }
     // But for files that are not there, and are asked for.
     let error = one(&text).unwrap_err();
-    assert!(error.contains("streaming.tls.cert: reading /etc/reconcile/streaming.crt"), "{error}");
-    let text = text.replace("  cert: ", "  # ").replace("  key: ", "  # ").replace("  tls:\n", "");
+    assert!(
+        error.contains("streaming.tls.cert: reading /etc/reconcile/streaming.crt"),
+        "{error}"
+    );
+    let text = text
+        .replace("  cert: ", "  # ")
+        .replace("  key: ", "  # ")
+        .replace("  tls:\n", "");
     let examples = one(&text).unwrap().settings;
     assert_eq!(examples.all().len() + 2, keys::KEYS.len(), "{text}");
 }
@@ -235,7 +241,10 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
             "c.yaml:2:3: containers.seccomp: reading the seccomp profile",
         ),
         ("oomScore: {daemon: -1001}\n", "must be from -1000 to 1000"),
-        ("streaming: {tls: {key: /k}}\n", "c.yaml:1:18: streaming.tls.key: needs streaming.tls.cert beside it"),
+        (
+            "streaming: {tls: {key: /k}}\n",
+            "c.yaml:1:18: streaming.tls.key: needs streaming.tls.cert beside it",
+        ),
         ("logs: {maxLineBytes: 1}\n", "must be from 256"),
         ("a: 1\na: 2\n", "c.yaml:2:1: the key `a` is here twice"),
         ("1: 2\n", "has a key that is not text"),

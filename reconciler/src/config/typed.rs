@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::values::*;
 use super::{Origin, Problem, Settings};
 use crate::container::seccomp;
-use crate::streaming::tls;
 use crate::container::spec::capability::CapabilitySet;
+use crate::streaming::tls;
 
 /// Its fields are the table's keys: what the one has, the other must have.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -135,8 +135,18 @@ pub fn build(settings: &Settings) -> Result<Config, Problem> {
     }
     let tls = &config.streaming.tls;
     match (&tls.cert, &tls.key) {
-        (Some(_), None) => return Err(wrong("streaming.tls.cert", "needs streaming.tls.key beside it".to_owned())),
-        (None, Some(_)) => return Err(wrong("streaming.tls.key", "needs streaming.tls.cert beside it".to_owned())),
+        (Some(_), None) => {
+            return Err(wrong(
+                "streaming.tls.cert",
+                "needs streaming.tls.key beside it".to_owned(),
+            ));
+        }
+        (None, Some(_)) => {
+            return Err(wrong(
+                "streaming.tls.key",
+                "needs streaming.tls.cert beside it".to_owned(),
+            ));
+        }
         _ => {}
     }
     // What could not be used is told now, not at each use.

@@ -160,7 +160,8 @@ impl ServerCertVerifier for Only {
         match *cert == self.known {
             true => Ok(ServerCertVerified::assertion()),
             false => Err(rustls::Error::General(
-                "the server's certificate is not that of streaming.tls.cert; was it renewed without a reload?".to_owned(),
+                "the server's certificate is not that of streaming.tls.cert; was it renewed without a reload?"
+                    .to_owned(),
             )),
         }
     }

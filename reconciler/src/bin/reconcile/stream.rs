@@ -68,7 +68,8 @@ pub async fn open(global: &Global, url: &str, protocol: &str) -> Result<Connecti
         ("https", Some(cert)) => {
             let name = ServerName::from(socket.peer_addr()?.ip());
             let secured = tls::connector(&cert.0)?.connect(name, socket).await;
-            let secured = secured.with_context(|| format!("cannot speak TLS with the streaming server at {authority}"))?;
+            let secured =
+                secured.with_context(|| format!("cannot speak TLS with the streaming server at {authority}"))?;
             upgrade(secured, authority, path, protocol).await
         }
         ("https", None) => bail!("the daemon streams with TLS: name its certificate (streaming.tls.cert) here too"),
