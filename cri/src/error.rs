@@ -63,6 +63,9 @@ pub enum Error {
     Record(#[from] state::Error),
     #[error("cannot encode a record as JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// The new configuration does not hold.
+    #[error("{0}")]
+    Reload(String),
     #[error("once: {0}")]
     Once(String),
 }
@@ -113,7 +116,7 @@ impl Error {
     pub fn code(&self) -> Code {
         use state::Error as Record;
         match self {
-            Error::Invalid { .. } => Code::InvalidArgument,
+            Error::Invalid { .. } | Error::Reload(_) => Code::InvalidArgument,
             Error::NotFound { .. } => Code::NotFound,
             Error::Precondition { .. } => Code::FailedPrecondition,
             Error::Aborted { .. } => Code::Aborted,

@@ -14,7 +14,7 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::pull::Pull;
 use crate::runtime::v1;
-use crate::services::Services;
+use crate::services::{Services, Told};
 use crate::translate;
 use crate::translate::container::ImageNames;
 
@@ -156,7 +156,7 @@ impl Entry {
         self.records.push(record);
     }
 
-    fn to_proto(&self) -> v1::Image {
+    fn to_proto(&self, told: &Told) -> v1::Image {
         let status = &self.records[0].status;
         let (uid, username) = translate::image::user(&status.config);
         v1::Image {
@@ -172,7 +172,10 @@ impl Entry {
                 annotations: status.origin.annotations.clone().into_iter().collect(),
                 ..v1::ImageSpec::default()
             }),
-            pinned: self.records.iter().any(|record| record.spec.pinned),
+            pinned: self
+                .records
+                .iter()
+                .any(|record| record.spec.pinned || told.pinned.contains(&record.meta.name)),
         }
     }
 
@@ -256,16 +259,16 @@ impl v1::image_service_server::ImageService for Services {
 }
 
 fn list(services: &Services, filter: Option<v1::ImageFilter>) -> Result<Vec<v1::Image>> {
-    let catalog = Catalog::read(&services.store);
+    let (catalog, told) = (Catalog::read(&services.store), services.told());
     let wanted = filter
         .and_then(|filter| filter.image)
         .map(|spec| spec.image)
         .unwrap_or_default();
     if wanted.is_empty() {
-        return Ok(catalog.entries.iter().map(Entry::to_proto).collect());
+        return Ok(catalog.entries.iter().map(|entry| entry.to_proto(&told)).collect());
     }
     let entry = catalog.resolve("filter.image.image", &wanted)?;
-    Ok(entry.map(Entry::to_proto).into_iter().collect())
+    Ok(entry.map(|entry| entry.to_proto(&told)).into_iter().collect())
 }
 
 /// An unknown image is an answer without one, never an error.
@@ -274,7 +277,7 @@ fn status(services: &Services, request: v1::ImageStatusRequest) -> Result<v1::Im
     let catalog = Catalog::read(&services.store);
     let entry = catalog.resolve("image.image", &spec.image)?;
     Ok(v1::ImageStatusResponse {
-        image: entry.map(Entry::to_proto),
+        image: entry.map(|entry| entry.to_proto(&services.told())),
         info: entry.filter(|_| request.verbose).map(Entry::info).unwrap_or_default(),
     })
 }
@@ -397,7 +400,7 @@ mod tests {
     fn merges_names_by_id() {
         let catalog = catalog();
         assert_eq!(catalog.entries.len(), 2);
-        let image = catalog.entries[0].to_proto();
+        let image = catalog.entries[0].to_proto(&Told::default());
         assert_eq!(image.id, id('a'));
         assert_eq!(image.repo_tags, ["docker.io/library/web:latest", "r.example/web:v2"]);
         let digests = [

@@ -65,6 +65,23 @@ impl v1::records_server::Records for Services {
         let (_, request) = Call::open(request);
         answer(once(self, request).await)
     }
+
+    async fn reload(&self, request: Request<v1::ReloadRequest>) -> Answer<v1::ReloadResponse> {
+        Call::open(request);
+        answer(reload(self).await)
+    }
+}
+
+/// See `ReloadRequest`.
+async fn reload(services: &Services) -> Result<v1::ReloadResponse> {
+    let Some(hook) = services.config.reload.clone() else {
+        return Err(Error::Unimplemented {
+            rpc: "Reload",
+            why: "whoever serves this socket was not started from a configuration",
+        });
+    };
+    let changes = hook().await.map_err(Error::Reload)?;
+    Ok(v1::ReloadResponse { changes })
 }
 
 fn is_kind<K: Kind>(text: &str) -> bool {

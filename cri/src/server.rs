@@ -315,7 +315,7 @@ fn is_known(rpc: &str) -> bool {
 
 /// Does the RPC change anything?
 fn changes(rpc: &str) -> bool {
-    const CHANGES: [&str; 16] = [
+    const CHANGES: [&str; 17] = [
         "Run",
         "Stop",
         "Remove",
@@ -328,6 +328,7 @@ fn changes(rpc: &str) -> bool {
         "Apply",
         "Delete",
         "Once",
+        "Reload",
         "Checkpoint",
         "Restore",
         "Attach",

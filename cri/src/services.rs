@@ -1,6 +1,7 @@
 //! What every handler has at hand: the store, the settings, and how an id becomes a record.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
 
 use futures::future::BoxFuture;
 use state::container::{ContainerKind, ContainerPhase};
@@ -10,7 +11,7 @@ use state::{Container, Kind, Node, Object, PodSandbox, Store, Truth};
 use tokio::sync::{RwLock, watch};
 
 use crate::error::{Error, Result};
-use crate::records::v1::OnceRequest;
+use crate::records::v1::{Changed, OnceRequest};
 use crate::runtime::Feed;
 
 /// What a pass over everything did, or would do.
@@ -24,6 +25,18 @@ pub struct OnceReport {
 /// Asks the loop for a pass, its plan, or findings; the binary supplies it.
 pub type OnceHook = Arc<dyn Fn(OnceRequest) -> BoxFuture<'static, Result<OnceReport, String>> + Send + Sync>;
 
+/// Reads the configuration anew; answers what changed, or why it does not hold. The binary supplies it.
+pub type ReloadHook = Arc<dyn Fn() -> BoxFuture<'static, Result<Vec<Changed>, String>> + Send + Sync>;
+
+/// What clients are told and a reload may change.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// In the verbose Status; other tools read it there.
+    pub sandbox_image: String,
+    /// Full names of images that are shown as pinned beside those whose record says so.
+    pub pinned: BTreeSet<String>,
+}
+
 /// Settings of the services.
 #[derive(Clone)]
 pub struct Config {
@@ -31,8 +44,7 @@ pub struct Config {
     pub version: String,
     /// Names that `runtime_handler` may have beside the empty one.
     pub handlers: Vec<String>,
-    /// Told in the verbose Status; other tools read it there.
-    pub sandbox_image: String,
+    pub told: Arc<std::sync::RwLock<Told>>,
     /// `SupplementalGroupsPolicy` is honoured.
     pub supplemental_groups_policy: bool,
     /// User namespaces work for pods on the host's network.
@@ -40,6 +52,7 @@ pub struct Config {
     /// `Mount.mount_options` is honoured.
     pub mount_options: bool,
     pub once: Option<OnceHook>,
+    pub reload: Option<ReloadHook>,
     /// Where the streaming server listens, `http://ADDRESS:PORT`; `None` if none does.
     pub streaming_url: Option<String>,
 }
@@ -49,11 +62,12 @@ impl Default for Config {
         Config {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             handlers: Vec::new(),
-            sandbox_image: String::new(),
+            told: Arc::default(),
             supplemental_groups_policy: true,
             user_namespaces_host_network: true,
             mount_options: true,
             once: None,
+            reload: None,
             streaming_url: None,
         }
     }
@@ -88,6 +102,10 @@ impl Services {
     pub(crate) async fn closed(&self) {
         // An error means that the sender is gone, which is an end as well.
         let _ = self.closing.clone().wait_for(|closing| *closing).await;
+    }
+
+    pub(crate) fn told(&self) -> Told {
+        self.config.told.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn node(&self) -> Option<Arc<Node>> {

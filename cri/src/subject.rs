@@ -232,6 +232,8 @@ impl Wish for records::DeleteRequest {
 
 impl Wish for records::OnceRequest {}
 
+impl Wish for records::ReloadRequest {}
+
 #[cfg(test)]
 impl Wish for () {}
 

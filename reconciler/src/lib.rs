@@ -16,6 +16,7 @@
 //! host, writes files of its own object and makes a pod's volumes. A status is computed from what is there, never
 //! remembered. It must not answer callers (that is `cri`) nor keep records (that is `state`).
 
+pub mod config;
 pub mod container;
 pub mod debt;
 pub mod engine;

@@ -15,6 +15,7 @@ use state::{Meta, Store};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
+use crate::config::Live;
 use crate::engine::controller;
 use crate::engine::pass::{self, Mode, Staged};
 use crate::engine::stage::Risk;
@@ -39,6 +40,10 @@ pub struct Options {
     pub pod_cidrs: Vec<network::Cidr>,
     pub cni_template: Option<PathBuf>,
     pub registry: registry::Config,
+    /// Cgroup above the shims' own; `None`: theirs is at the top, named after the instance.
+    pub shim_cgroup: Option<String>,
+    pub shim_oom_score: Option<i32>,
+    pub live: Live,
 }
 
 /// An opened instance; it holds the store's lock.
@@ -90,8 +95,12 @@ impl Runtime {
             shim: options.shim,
             network,
             registry: options.registry,
+            shim_cgroup: options.shim_cgroup,
         })?;
-        Ok(Runtime::on(store, opened, world))
+        world.shims.set_oom_score(options.shim_oom_score);
+        let runtime = Runtime::on(store, opened, world);
+        runtime.cx.set_live(options.live);
+        Ok(runtime)
     }
 
     /// An instance over an opened store and node.
@@ -184,6 +193,8 @@ impl Running {
 pub(crate) fn sweep_shared(world: &World) {
     world.cgroups.remove_if_empty(&world.paths.default_cgroup());
     world.cgroups.remove_if_empty(world.shims.cgroup());
+    // Where they were before another one was configured.
+    world.cgroups.remove_if_empty(&world.paths.default_shim_cgroup());
 }
 
 /// The first look: statuses from what is there, nothing changed.

@@ -45,6 +45,7 @@ fn node(instance: &str) -> Node {
         ..Config::new(instance, root)
     };
     let world = World::open(Settings {
+        shim_cgroup: None,
         paths,
         shim: shim(),
         network,

@@ -54,6 +54,7 @@ fn real(dir: &Path, instance: &str) -> World {
         shim.display()
     );
     World::open(Settings {
+        shim_cgroup: None,
         paths: Arc::new(Paths {
             root: root.clone(),
             state: dir.join("state"),

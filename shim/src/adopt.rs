@@ -93,8 +93,9 @@ impl Service {
         let Some(run) = proc.task.run.clone().filter(|run| !run.terminal) else {
             return;
         };
-        let mut log = (!run.log_path.is_empty())
-            .then(|| Log::open(Path::new(&run.log_path), &process::mark_file(&self.dir, &run.id)));
+        let mut log = (!run.log_path.is_empty()).then(|| {
+            Log::open(Path::new(&run.log_path), &process::mark_file(&self.dir, &run.id)).limited(run.max_line)
+        });
         let mut logged = log.as_mut().and_then(Log::unconsumed);
         for kind in [Kind::Stdout, Kind::Stderr] {
             match stdio::open_fifo(&Path::new(&run.fifo_dir).join(kind.name())) {

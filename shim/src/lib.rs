@@ -33,7 +33,7 @@ mod streams;
 pub use client::Client;
 pub use error::{Code, Error, Result};
 pub use hold::{Held, READY};
-pub use spawn::{Identity, spawn};
+pub use spawn::{Identity, Place, spawn};
 #[cfg(feature = "client")]
 pub use streams::{Live, Pipe, Streams};
 

@@ -20,8 +20,10 @@ use shim::fault;
 
 use crate::sys;
 
-/// Longest content of one entry, bytes (CRI).
+/// Longest content of one entry unless told otherwise, bytes (CRI).
 pub const LINE: usize = 16 << 10;
+/// What it may be. The pipe of the output holds 64 KiB, and an unfinished line stays in it.
+const LINES: std::ops::RangeInclusive<usize> = 256..=32 << 10;
 /// Bytes of entries at which a batch is written.
 const BATCH: usize = 192 << 10;
 /// Entries kept in memory while the log cannot be written, bytes; beyond it output is dropped.
@@ -46,9 +48,9 @@ impl Kind {
     }
 }
 
-/// Formats entries for the front of `output`, at most about [`BATCH`] bytes; returns how much of it they cover. An
-/// unfinished last line is left unless `flush`.
-pub fn entries(output: &[u8], kind: Kind, flush: bool, now: i64, out: &mut Vec<u8>) -> usize {
+/// Formats entries for the front of `output`, at most about [`BATCH`] bytes, none with more content than `line` bytes;
+/// returns how much of it they cover. An unfinished last line is left unless `flush`.
+pub fn entries(output: &[u8], line: usize, kind: Kind, flush: bool, now: i64, out: &mut Vec<u8>) -> usize {
     let mut done = 0;
     let mut head = Vec::with_capacity(48);
     stamp(now, &mut head);
@@ -56,10 +58,10 @@ pub fn entries(output: &[u8], kind: Kind, flush: bool, now: i64, out: &mut Vec<u
     head.extend(kind.name().bytes());
     while done < output.len() && out.len() < BATCH {
         let rest = &output[done..];
-        let window = &rest[..rest.len().min(LINE + 1)];
+        let window = &rest[..rest.len().min(line + 1)];
         let (content, tag, taken) = match newline(window) {
             Some(end) => (end, b" F ", end + 1),
-            None if rest.len() > LINE => (LINE, b" P ", LINE),
+            None if rest.len() > line => (line, b" P ", line),
             None if flush => (rest.len(), b" P ", rest.len()),
             None => break,
         };
@@ -125,6 +127,8 @@ fn stamp(now: i64, out: &mut Vec<u8>) {
 /// One container's log file.
 pub struct Log {
     path: PathBuf,
+    /// Longest content of one entry, bytes.
+    pub line: usize,
     file: Option<File>,
     /// Length of the file after the last whole batch.
     len: u64,
@@ -144,6 +148,7 @@ impl Log {
             .ok();
         let mut log = Log {
             path: path.into(),
+            line: LINE,
             file: None,
             len: 0,
             mark,
@@ -155,6 +160,13 @@ impl Log {
             crate::note!("log {}: {error}; output is kept for later", path.display());
         }
         log
+    }
+
+    /// Splits lines at `bytes`; 0, and what cannot be, leave the default.
+    pub fn limited(mut self, bytes: u32) -> Log {
+        let wanted = bytes as usize;
+        self.line = if LINES.contains(&wanted) { wanted } else { LINE };
+        self
     }
 
     /// Opens the file anew, then lets go of the old one.
@@ -223,7 +235,7 @@ impl Log {
                 self.dropped
             );
             let mut line = Vec::new();
-            entries(text.as_bytes(), Kind::Stderr, true, sys::now(), &mut line);
+            entries(text.as_bytes(), LINE, Kind::Stderr, true, sys::now(), &mut line);
             if self.append(&line).is_err() {
                 return false;
             }
@@ -358,7 +370,7 @@ mod tests {
 
     fn text(output: &[u8], flush: bool) -> (String, usize) {
         let mut out = Vec::new();
-        let done = entries(output, Kind::Stdout, flush, 1_764_583_200_000_000_001, &mut out);
+        let done = entries(output, LINE, Kind::Stdout, flush, 1_764_583_200_000_000_001, &mut out);
         (
             String::from_utf8(out)
                 .unwrap()
@@ -387,6 +399,22 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_is_the_log_s_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = || Log::open(&dir.path().join("log"), &dir.path().join("mark"));
+        let limits = [0, 255, 256, 32_768, 32_769].map(|bytes| log().limited(bytes).line);
+        assert_eq!(limits, [LINE, LINE, 256, 32_768, LINE]);
+        let mut out = Vec::new();
+        let done = entries(&[b'x'; 600], 256, Kind::Stderr, true, 0, &mut out);
+        let text = String::from_utf8(out).unwrap();
+        let contents: Vec<_> = text
+            .lines()
+            .map(|line| line.rsplit(' ').next().unwrap_or("").len())
+            .collect();
+        assert_eq!((done, contents), (600, vec![256, 256, 88]));
+    }
+
+    #[test]
     fn dates() {
         for (now, date) in [
             (0, "1970-01-01T00:00:00.000000000Z"),
@@ -404,12 +432,12 @@ mod tests {
         let (path, mark) = (dir.path().join("log"), dir.path().join("mark"));
         let mut log = Log::open(&path, &mark);
         let mut batch = Vec::new();
-        entries(b"old\n", Kind::Stdout, false, 0, &mut batch);
+        entries(b"old\n", LINE, Kind::Stdout, false, 0, &mut batch);
         log.write(&batch, Kind::Stdout, 4);
         log.consumed();
         assert_eq!(Log::open(&path, &mark).unconsumed(), None);
         batch.clear();
-        entries(b"one\ntwo\n", Kind::Stdout, false, 0, &mut batch);
+        entries(b"one\ntwo\n", LINE, Kind::Stdout, false, 0, &mut batch);
         log.write(&batch[..batch.len() - 2], Kind::Stdout, 8);
         // Killed here, amid the second line.
         let mut next = Log::open(&path, &mark);

@@ -1,7 +1,7 @@
 //! `reconcile-shim`: owns a pod's processes. See the library's page for the picture.
 //!
 //! ```text
-//! reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH]
+//! reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH] [--oom-score N]
 //! reconcile-shim hold user [net] [ipc] [uts]      makes namespaces and stands in them until stdin ends
 //! reconcile-shim hello [WORDS]      the built-in test image's program, also as a file named `hello`
 //! ```
@@ -49,7 +49,9 @@ fn main() {
             0
         }
         _ => {
-            eprintln!("usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH]");
+            eprintln!(
+                "usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH] [--oom-score N]"
+            );
             2
         }
     };

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use shim::{EXIT_ALREADY_SERVED, Identity, LOCK, LOG, fault};
 
 use crate::service::Service;
-use crate::{cgroup, sys};
+use crate::{cgroup, init, sys};
 
 /// Longest log of a shim, bytes.
 const LOG_LIMIT: usize = 256 << 10;
@@ -33,10 +33,12 @@ struct Options {
     identity: Identity,
     dir: PathBuf,
     cgroup: Option<String>,
+    oom_score: Option<i32>,
 }
 
 fn options(args: &[String]) -> Result<Options, String> {
     let (mut namespace, mut name, mut uid, mut dir, mut cgroup) = (None, None, None, None, None);
+    let mut score: Option<String> = None;
     let mut words = args.iter();
     while let Some(word) = words.next() {
         let slot = match word.as_str() {
@@ -45,6 +47,7 @@ fn options(args: &[String]) -> Result<Options, String> {
             "--id" => &mut uid,
             "--dir" => &mut dir,
             "--cgroup" => &mut cgroup,
+            "--oom-score" => &mut score,
             other => return Err(format!("{other}: unknown option")),
         };
         *slot = Some(words.next().ok_or_else(|| format!("{word}: needs a value"))?.clone());
@@ -58,7 +61,13 @@ fn options(args: &[String]) -> Result<Options, String> {
         name: name.unwrap_or_default(),
         uid: uid.unwrap_or_default(),
     };
-    Ok(Options { identity, dir, cgroup })
+    let wrong = |_| "--oom-score: not a number".to_owned();
+    Ok(Options {
+        identity,
+        dir,
+        cgroup,
+        oom_score: score.map(|text| text.parse().map_err(wrong)).transpose()?,
+    })
 }
 
 /// Forks the shim and returns once it listens (0), or could not.
@@ -201,6 +210,9 @@ fn serve(options: Options, tell: &mut Option<File>) -> io::Result<i32> {
     }
     if let Some(cgroup) = &options.cgroup {
         cgroup::enter(cgroup)?;
+    }
+    if let Some(score) = options.oom_score {
+        init::oom_score(score);
     }
     std::env::set_current_dir("/")?;
     let mut service = Service::new(dir, options.identity.clone())?;

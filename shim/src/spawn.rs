@@ -19,10 +19,18 @@ pub struct Identity {
     pub uid: String,
 }
 
+/// Where a shim stands among the node's processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Absolute within each hierarchy, made if absent; `None`: the caller's.
+    pub cgroup: Option<String>,
+    /// Its `oom_score_adj`; `None`: the caller's.
+    pub oom_score: Option<i32>,
+}
+
 /// Makes a shim serve `dir` (made if absent); returns once it listens. A shim that already serves it is success.
-/// If a shim of this directory died, the new one takes its processes over. `cgroup` is absolute within each
-/// hierarchy, made if absent. Blocks for about a millisecond: call it from a blocking thread.
-pub fn spawn(exe: &Path, whose: &Identity, dir: &Path, cgroup: Option<&str>) -> Result<()> {
+/// If a shim of this directory died, the new one takes its processes over. Blocks for about a millisecond: call it from a blocking thread.
+pub fn spawn(exe: &Path, whose: &Identity, dir: &Path, place: &Place) -> Result<()> {
     fault::point("shims.spawn.before");
     fs::create_dir_all(dir).map_err(Error::io("make shim directory", dir))?;
     fault::point("shims.spawn.torn");
@@ -38,8 +46,11 @@ pub fn spawn(exe: &Path, whose: &Identity, dir: &Path, cgroup: Option<&str>) -> 
         &whose.uid,
     ]);
     command.args([OsStr::new("--dir"), dir.as_os_str()]);
-    if let Some(cgroup) = cgroup {
+    if let Some(cgroup) = &place.cgroup {
         command.args(["--cgroup", cgroup]);
+    }
+    if let Some(score) = place.oom_score {
+        command.args(["--oom-score".to_owned(), score.to_string()]);
     }
     let command = command
         .env_clear()

@@ -190,7 +190,7 @@ impl Stream {
             scratch.batch.clear();
             let batch = &mut scratch.batch;
             batch.reserve(256 << 10);
-            let taken = log::entries(&scratch.chunk[done..len], self.kind, flush, sys::now(), batch);
+            let taken = log::entries(&scratch.chunk[done..len], log.line, self.kind, flush, sys::now(), batch);
             if taken == 0 {
                 break;
             }
@@ -240,7 +240,14 @@ impl Stream {
         let mut done = 0;
         while let Some(log) = log {
             scratch.batch.clear();
-            let taken = log::entries(&held[done..], self.kind, flush, sys::now(), &mut scratch.batch);
+            let taken = log::entries(
+                &held[done..],
+                log.line,
+                self.kind,
+                flush,
+                sys::now(),
+                &mut scratch.batch,
+            );
             if taken == 0 {
                 break;
             }

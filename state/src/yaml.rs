@@ -4,7 +4,7 @@
 //! types and bad values alike. All problems of a file are found at once and nothing is returned of a file with one.
 
 mod kubernetes;
-mod locate;
+pub mod locate;
 mod pod;
 mod quantity;
 mod secret;

@@ -92,7 +92,7 @@ fn condition(kind: &str, from: Option<&Condition>, default_reason: &str) -> v1::
 
 fn info(services: &Services, node: &Node) -> BTreeMap<String, String> {
     let config = json!({
-        "sandboxImage": services.config.sandbox_image,
+        "sandboxImage": services.told().sandbox_image,
         "rootDir": node.status.root,
         "stateDir": node.status.state,
         "cgroupDriver": "cgroupfs",

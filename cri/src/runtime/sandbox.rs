@@ -98,7 +98,7 @@ pub(super) fn status(
     Ok(v1::PodSandboxStatusResponse {
         status: Some(translate::sandbox::status(&sandbox)),
         info: if request.verbose {
-            verbose::sandbox(&sandbox, &services.config.sandbox_image)
+            verbose::sandbox(&sandbox, &services.told().sandbox_image)
         } else {
             Default::default()
         },

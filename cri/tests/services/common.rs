@@ -57,7 +57,10 @@ pub async fn unready() -> World {
     let (closing, receiver) = watch::channel(false);
     let config = Config {
         handlers: vec!["own".into()],
-        sandbox_image: "localhost/pause".into(),
+        told: Arc::new(std::sync::RwLock::new(cri::Told {
+            sandbox_image: "localhost/pause".into(),
+            ..cri::Told::default()
+        })),
         ..Config::default()
     };
     let services = Services::new(store.clone(), config, receiver);

@@ -189,6 +189,7 @@ async fn configure(
     let cdi = spec::cdi::names(&object.spec.cdi_devices, &object.meta.annotations);
     let images = image_volumes::ensure(cx, sandbox, object, stand).await?;
     let (mounts, devices) = sources(object, images, host).await?;
+    let live = cx.live();
     let input = Input {
         sandbox,
         container: object,
@@ -213,10 +214,11 @@ async fn configure(
         volumes: volumes::ensure(cx, object, stand).await?,
         annotations: [(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal))].into(),
         handler: spec::Handler::default(),
+        rlimits: live.rlimits.clone(),
         host,
     };
     let spec = spec::build(&input).map_err(refused)?;
-    let filter = filter(object, host)?;
+    let filter = filter(object, host, &live.seccomp)?;
     Ok((spec, filter))
 }
 
@@ -258,8 +260,8 @@ async fn look_up_user(cx: &Context, object: &Container, stand: &Stand) -> Result
     })
 }
 
-/// The compiled filter; privileged containers have none whatever is asked.
-fn filter(object: &Container, host: &HostFacts) -> Result<Option<Vec<u8>>> {
+/// The compiled filter, `default`'s for who asks for none; privileged containers have none whatever is asked.
+fn filter(object: &Container, host: &HostFacts, default: &Profile) -> Result<Option<Vec<u8>>> {
     let security = &object.spec.security;
     let capabilities = spec::capability::bounding(security, host.capabilities).map_err(refused)?;
     let cx = seccomp::Context {
@@ -268,7 +270,7 @@ fn filter(object: &Container, host: &HostFacts) -> Result<Option<Vec<u8>>> {
         arch: seccomp::Arch::NATIVE,
         deny_socketcall: false,
     };
-    let filter = seccomp::filter(security.seccomp.as_ref(), security.privileged, &cx);
+    let filter = seccomp::filter(security.seccomp.as_ref().or(Some(default)), security.privileged, &cx);
     Ok(filter
         .map_err(|e| Error::Refused(e.to_string()))?
         .map(|bytes| bytes.to_vec()))

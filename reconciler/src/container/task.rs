@@ -237,5 +237,6 @@ fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest
         pid: pid.into(),
         pid_target: namespaces.target_id.clone(),
         start_by: object.spec.start_by.unwrap_or(0),
+        max_line: cx.live().max_line,
     }
 }

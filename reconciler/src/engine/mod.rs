@@ -15,11 +15,12 @@ mod wiring;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use state::Store;
 use state::store::Opened;
 
+use crate::config::Live;
 use crate::world::World;
 use trigger::Queues;
 
@@ -37,6 +38,8 @@ pub struct Context {
     pub outputs: Mutex<HashMap<String, Vec<File>>>,
     /// `logEpoch` up to which this process has reopened each container's log.
     pub log_epochs: Mutex<HashMap<String, u64>>,
+    /// What a reload may change.
+    live: RwLock<Arc<Live>>,
 }
 
 impl Context {
@@ -49,6 +52,16 @@ impl Context {
             looked: OnceLock::new(),
             outputs: Mutex::default(),
             log_epochs: Mutex::default(),
+            live: RwLock::default(),
         }
+    }
+
+    /// The settings in force right now.
+    pub fn live(&self) -> Arc<Live> {
+        self.live.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set_live(&self, live: Live) {
+        *self.live.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
     }
 }

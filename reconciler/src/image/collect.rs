@@ -12,12 +12,10 @@ use crate::engine::Context;
 use crate::error::Result;
 use crate::world::linux::garbage::Roots;
 
-/// An import writes blobs before its record; younger than this, nothing is garbage.
-const GRACE: Duration = Duration::from_secs(600);
 /// Layers and blobs of a removed image go after so long, several removals at once.
 const SOON: Duration = Duration::from_millis(100);
 
-/// Collects once. Nothing is collected before every image was looked at, nor while a record cannot be read.
+/// Collects once. An import writes blobs before its record, so what is younger than the grace is no garbage. Nothing is collected before every image was looked at, nor while a record cannot be read.
 pub async fn garbage(cx: &Context) -> Result<usize> {
     let images = cx.store.list::<ImageKind>();
     let unsure = |i: &Arc<state::Image>| {
@@ -47,7 +45,7 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
         }
     }
     roots.manifests.remove("");
-    let removed = cx.world.images.collect(roots, GRACE).await?;
+    let removed = cx.world.images.collect(roots, cx.live().gc_grace).await?;
     if removed > 0 {
         tracing::info!(removed, "unused image content removed");
         // Who waits for space asks for the usage.

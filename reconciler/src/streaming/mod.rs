@@ -1,7 +1,7 @@
 //! The streaming server: where a client opens what Exec, Attach or PortForward granted.
 //!
 //! ```text
-//!  kubelet, crictl ──HTTP upgrade──> server      token redeemed once, protocol agreed on
+//!  kubelet, crictl ─(TLS) HTTP upgrade─> server      token redeemed once, protocol agreed on
 //!                                      │
 //!                     spdy/ or websocket         frames <-> channels, each way bounded
 //!                                      │
@@ -20,9 +20,11 @@ pub mod portforward;
 mod server;
 mod session;
 pub mod spdy;
+pub mod tls;
 pub mod websocket;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use server::Server;
@@ -34,6 +36,8 @@ pub struct Settings {
     pub address: SocketAddr,
     /// A session without any traffic for so long is ended.
     pub idle: Duration,
+    /// Its certificate; without one it speaks plain HTTP.
+    pub tls: Option<Arc<tls::Identity>>,
 }
 
 impl Default for Settings {
@@ -41,6 +45,7 @@ impl Default for Settings {
         Settings {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             idle: Duration::from_secs(4 * 3600),
+            tls: None,
         }
     }
 }

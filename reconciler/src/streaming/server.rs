@@ -18,8 +18,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt};
 use state::grant::{self, GrantKind, Streams, Wish};
 use state::sandbox::{NamespaceMode, SandboxGoal, SandboxKind, SandboxPhase};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use super::Settings;
@@ -27,6 +29,7 @@ use super::channels::{Channels, Form, Link, Outgoing, Watcher, closed};
 use super::portforward::{self, Pair};
 use super::session::{self, Limits};
 use super::spdy::{Connection, Role};
+use super::tls;
 use super::websocket::{self, PROTOCOLS, Protocol, TUNNELS};
 use crate::engine::Context;
 
@@ -53,12 +56,14 @@ const PORT_FORWARD: [&str; 1] = ["portforward.k8s.io"];
 pub struct Server {
     listener: TcpListener,
     settings: Settings,
+    acceptor: Option<TlsAcceptor>,
 }
 
 /// What every request is given.
 struct Shared {
     cx: Arc<Context>,
     idle: Duration,
+    acceptor: Option<TlsAcceptor>,
     closing: watch::Receiver<bool>,
 }
 
@@ -71,8 +76,14 @@ enum Agreed {
 
 impl Server {
     pub async fn bind(settings: Settings) -> std::io::Result<Server> {
+        let acceptor = settings.tls.clone().map(tls::acceptor).transpose();
+        let acceptor = acceptor.map_err(std::io::Error::other)?;
         let listener = TcpListener::bind(settings.address).await?;
-        Ok(Server { listener, settings })
+        Ok(Server {
+            listener,
+            settings,
+            acceptor,
+        })
     }
 
     /// What URLs begin with. A server on all addresses is reached through the loopback one.
@@ -86,7 +97,8 @@ impl Server {
             };
             address = SocketAddr::new(loopback, address.port());
         }
-        Ok(format!("http://{address}"))
+        let scheme = if self.settings.tls.is_some() { "https" } else { "http" };
+        Ok(format!("{scheme}://{address}"))
     }
 
     /// Serves until `closing`; open sessions then have a moment to say so.
@@ -95,6 +107,7 @@ impl Server {
         let shared = Arc::new(Shared {
             cx,
             idle: self.settings.idle,
+            acceptor: self.acceptor,
             closing: closing.clone(),
         });
         loop {
@@ -122,6 +135,24 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, seat: OwnedSemaphore
     let _ = stream.set_nodelay(true);
     // A client whose machine is gone says nothing.
     let _ = setsockopt(&stream, sockopt::KeepAlive, &true);
+    let Some(acceptor) = &shared.acceptor else {
+        return requests(&shared, stream, seat).await;
+    };
+    let secured = tokio::select! {
+        secured = tokio::time::timeout(OPENING, acceptor.accept(stream)) => secured,
+        () = closed(shared.closing.clone()) => return,
+    };
+    match secured {
+        Ok(Ok(secured)) => requests(&shared, secured, seat).await,
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS on a streaming connection"),
+        Err(_) => tracing::debug!("a streaming connection did not begin its TLS in time"),
+    }
+}
+
+async fn requests<S>(shared: &Arc<Shared>, stream: S, seat: OwnedSemaphorePermit)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let seat = Arc::new(seat);
     let service = service_fn(|request| {
         let (shared, seat) = (shared.clone(), seat.clone());

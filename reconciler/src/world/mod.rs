@@ -268,6 +268,8 @@ pub trait Images: Send + Sync {
     fn ignored_settings(&self) -> Vec<(String, Ignored)> {
         Vec::new()
     }
+    /// How registries are found and waited for, from the next request on.
+    fn reconfigure(&self, _: linux::registry::Config) {}
     /// Everything is on disk, and nothing is written any more.
     async fn end(&self) -> Result<()>;
 }
@@ -285,6 +287,8 @@ pub trait Shims: Send + Sync {
     fn deaths(&self) -> Option<mpsc::UnboundedReceiver<String>>;
     /// The cgroup that all shims of this instance share, outside any pod's limits.
     fn cgroup(&self) -> &str;
+    /// The `oom_score_adj` of shims that are started from now on; `None`: the daemon's.
+    fn set_oom_score(&self, _: Option<i32>) {}
     /// When a living process started, in ticks since the boot; `None` if there is none, or it is a zombie.
     fn start_ticks(&self, pid: i32) -> Option<u64>;
     /// A connection for streams, which only a real shim has.
@@ -319,6 +323,8 @@ pub struct Settings {
     pub shim: PathBuf,
     pub network: linux::network::Config,
     pub registry: linux::registry::Config,
+    /// Cgroup above the shims' own; `None`: theirs is at the top, named after the instance.
+    pub shim_cgroup: Option<String>,
 }
 
 impl World {
@@ -329,11 +335,16 @@ impl World {
             shim,
             network,
             registry,
+            shim_cgroup,
         } = settings;
         paths.make()?;
         let cgroups = Arc::new(linux::cgroup::Cgroups::detect()?);
         let clock = Clock::read()?;
-        let shim_cgroup = format!("/reconcile-{}-shims", paths.instance);
+        // Never the given one itself: others' shims may be there.
+        let shim_cgroup = match shim_cgroup {
+            Some(parent) => format!("{parent}/{}", paths.instance),
+            None => paths.default_shim_cgroup(),
+        };
         let mounts = linux::mounts::Mounts::open(&paths.root, shim.clone());
         let form = match mounts.overlay() {
             Ok(()) => Form::Stacked,

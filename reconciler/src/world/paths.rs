@@ -84,6 +84,11 @@ impl Paths {
     pub fn default_cgroup(&self) -> String {
         format!("/reconcile-{}", self.instance)
     }
+
+    /// The cgroup of the shims, if no other one was configured.
+    pub fn default_shim_cgroup(&self) -> String {
+        format!("/reconcile-{}-shims", self.instance)
+    }
 }
 
 /// Mode of our directories: a container's user must be able to pass through to its rootfs.

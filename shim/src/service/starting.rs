@@ -100,6 +100,7 @@ impl Service {
                 Path::new(&request.log_path),
                 &process::mark_file(&self.dir, &request.id),
             )
+            .limited(request.max_line)
         });
         let kept = theirs.each_ref().map(|fd| fd.as_raw_fd());
         let key = self.start(caller, task, &kept, move |channel| {

@@ -305,7 +305,7 @@ pub fn spawn(dir: &Path, name: &str) -> shim::Result<()> {
         name: name.into(),
         uid: "0123".into(),
     };
-    shim::spawn(&exe(), &whose, dir, None)
+    shim::spawn(&exe(), &whose, dir, &shim::Place::default())
 }
 
 /// Looks until it is there; a test that waits longer has failed.

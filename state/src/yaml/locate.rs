@@ -11,20 +11,20 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 
 /// Line and column from 1; 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Spot {
+pub struct Spot {
     pub line: usize,
     pub column: usize,
 }
 
 /// Which end of an entry is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub enum At {
     Key,
     Value,
 }
 
 /// The place of `path` in a document, or of its nearest parent that is there, and which of them it is.
-pub(super) fn find(text: &str, document: usize, path: &str, at: At) -> Option<(String, Spot)> {
+pub fn find(text: &str, document: usize, path: &str, at: At) -> Option<(String, Spot)> {
     let mut path = path;
     let mut at = at;
     loop {
@@ -178,7 +178,7 @@ impl<'a> Visitor<'_> for Key<'a, '_> {
 }
 
 /// The first key that a map of the document has twice: the map's path, the key, its second place.
-pub(super) fn duplicate(text: &str, document: usize) -> Option<(String, String, Spot)> {
+pub fn duplicate(text: &str, document: usize) -> Option<(String, String, Spot)> {
     let found = RefCell::new(None);
     let spot = run(
         text,

@@ -32,12 +32,12 @@ pub struct Attach {
 
 pub async fn run(global: &Global, args: &Attach) -> Result<ExitCode> {
     let session = Session::open(global, Need::Act).await?;
-    let done = attach(&session.client, args).await;
+    let done = attach(global, &session.client, args).await;
     session.close().await?;
     done
 }
 
-async fn attach(client: &Client, args: &Attach) -> Result<ExitCode> {
+async fn attach(global: &Global, client: &Client, args: &Attach) -> Result<ExitCode> {
     let container = containers::running(
         client,
         &args.target,
@@ -58,7 +58,7 @@ async fn attach(client: &Client, args: &Attach) -> Result<ExitCode> {
     let url = client
         .attach_url(text(&container["metadata"]["uid"]), local.stdin, local.tty)
         .await?;
-    stream::command(&url, local)
+    stream::command(global, &url, local)
         .await
         .map(|code| ExitCode::from(exec::code(code)))
 }

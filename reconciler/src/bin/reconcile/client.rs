@@ -153,6 +153,12 @@ impl Client {
         Ok((answer.json, answer.exit_code))
     }
 
+    /// Lets the daemon read its configuration anew; what changed.
+    pub async fn reload(&self) -> Result<Vec<v1::Changed>> {
+        let answer = self.records.clone().reload(v1::ReloadRequest {}).await.map_err(said)?;
+        Ok(answer.into_inner().changes)
+    }
+
     /// What every running container uses.
     pub async fn stats(&self) -> Result<Vec<ContainerStats>> {
         let request = StreamContainerStatsRequest::default();

@@ -45,12 +45,12 @@ pub struct Exec {
 
 pub async fn run(global: &Global, args: &Exec) -> Result<ExitCode> {
     let session = Session::open(global, Need::Act).await?;
-    let done = exec(&session.client, args).await;
+    let done = exec(global, &session.client, args).await;
     session.close().await?;
     done
 }
 
-async fn exec(client: &Client, args: &Exec) -> Result<ExitCode> {
+async fn exec(global: &Global, client: &Client, args: &Exec) -> Result<ExitCode> {
     let container = containers::running(
         client,
         &args.target,
@@ -69,7 +69,7 @@ async fn exec(client: &Client, args: &Exec) -> Result<ExitCode> {
     let url = client
         .exec_url(id, args.command.clone(), local.stdin, local.tty)
         .await?;
-    stream::command(&url, local)
+    stream::command(global, &url, local)
         .await
         .map(|done| ExitCode::from(code(done)))
 }

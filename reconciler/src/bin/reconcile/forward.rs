@@ -62,18 +62,18 @@ impl FromStr for Ports {
 pub async fn run(global: &Global, args: &Forward) -> Result<ExitCode> {
     let session = Session::open(global, Need::Act).await?;
     let done = tokio::select! {
-        done = forward(&session.client, args) => done,
+        done = forward(global, &session.client, args) => done,
         interrupted = tokio::signal::ctrl_c() => interrupted.map(|()| ExitCode::SUCCESS).map_err(Into::into),
     };
     session.close().await?;
     done
 }
 
-async fn forward(client: &Client, args: &Forward) -> Result<ExitCode> {
+async fn forward(global: &Global, client: &Client, args: &Forward) -> Result<ExitCode> {
     let sandbox = sandbox(client, &args.target, args.namespace.as_deref()).await?;
     let remote = args.ports.iter().map(|ports| ports.remote).collect();
     let url = client.port_forward_url(&sandbox, remote).await?;
-    let connection = Arc::new(stream::open(&url, "portforward.k8s.io").await?);
+    let connection = Arc::new(stream::open(global, &url, "portforward.k8s.io").await?);
     let mut listening = JoinSet::new();
     for ports in &args.ports {
         for listener in listen(&args.address, ports.local).await? {

@@ -79,7 +79,7 @@ impl Session {
         };
         let listener = cri::bind(&global.socket)?;
         let (close, closing) = watch::channel(false);
-        let (streaming_url, streams) = serve::streaming(cx.clone(), global, closing.clone()).await?;
+        let (streaming_url, streams) = serve::streaming(cx.clone(), global.streaming()?, closing.clone()).await?;
         let config = cri::Config {
             once: Some(serve::once_hook(cx.clone())),
             streaming_url: Some(streaming_url),

@@ -17,11 +17,13 @@ mod get;
 mod images;
 mod kinds;
 mod local;
+mod logging;
 mod logs;
 mod metrics;
 mod once;
 mod options;
 mod print;
+mod reload;
 mod reset;
 mod run;
 mod serve;
@@ -34,7 +36,7 @@ mod verdict;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use options::Global;
 
@@ -82,6 +84,10 @@ enum Command {
     Snapshots(snapshots::Snapshots),
     /// Say what is wrong on this node and which command helps; changes nothing
     Doctor(doctor::Doctor),
+    /// Show, check and explain the configuration
+    Config(config::Config),
+    /// Let the daemon read its configuration anew; no pod is touched
+    Reload,
     /// Stop and remove everything of this root: pods, network, images, records
     Reset(reset::Reset),
     /// Print a completion script
@@ -91,7 +97,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = Cli::command().get_matches();
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    cli.flags.told_by(&matches);
     // What `run` says of itself must not be taken for the workload's code.
     let failure = if matches!(cli.command, Some(Command::Run(_))) {
         run::FAILURE
@@ -111,6 +119,7 @@ fn main() -> ExitCode {
 fn start(cli: &Cli) -> Result<ExitCode> {
     match &cli.command {
         Some(Command::Completion(args)) => return completion::script(args, Cli::command()),
+        Some(Command::Config(args)) => return config::run(&cli.flags, args),
         Some(Command::Man) => return completion::manual(Cli::command()),
         None if !cli.once.once => {
             Cli::command().write_help(&mut std::io::stderr())?;
@@ -118,12 +127,13 @@ fn start(cli: &Cli) -> Result<ExitCode> {
         }
         _ => {}
     }
-    let global = cli.flags.settle()?;
+    let (global, warnings) = cli.flags.settle()?;
     // Elsewhere the command itself says what went wrong with an object, once.
     global.log(match cli.command {
-        Some(Command::Serve) => "info,netlink_proto=error",
+        Some(Command::Serve) => serve::LOG,
         _ => "warn,reconciler::engine=error,netlink_proto=error",
     })?;
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if shim::fault::armed() {
         state::fault::watch(shim::fault::point);
     }
@@ -149,8 +159,9 @@ async fn command(cli: &Cli, global: &Global) -> Result<ExitCode> {
         Some(Command::Images(args)) => images::run(global, args).await,
         Some(Command::Snapshots(args)) => snapshots::run(global, args).await,
         Some(Command::Doctor(args)) => doctor::run(global, args).await,
+        Some(Command::Reload) => reload::run(global).await,
         Some(Command::Reset(args)) => reset::run(global, args).await,
-        Some(Command::Completion(_) | Command::Man) => Ok(ExitCode::SUCCESS),
+        Some(Command::Completion(_) | Command::Config(_) | Command::Man) => Ok(ExitCode::SUCCESS),
     }
 }
 

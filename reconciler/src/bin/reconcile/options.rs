@@ -1,20 +1,20 @@
-//! Flags that every subcommand takes, and what they mean together with environment, configuration file and defaults.
+//! Flags that every subcommand takes, and what they mean together with environment, configuration files and defaults.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, ValueEnum};
+use reconciler::config::values::Network;
+use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, keys};
 use reconciler::runtime::Options;
-use reconciler::streaming::Settings;
-use reconciler::world::linux::network::{Cidr, Mode};
+use reconciler::streaming;
+use reconciler::world::linux::network::Mode;
 use reconciler::world::linux::registry;
-use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
-use crate::{config, metrics};
+use crate::logging;
 
 /// As given on the command line or in the environment.
 #[derive(Args, Clone, Debug, Default)]
@@ -40,148 +40,149 @@ pub struct Flags {
     network: Option<Network>,
     /// Serve metrics for Prometheus: a loopback address such as 127.0.0.1:9180, or unix:///PATH [default: nowhere]
     #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_METRICS")]
-    metrics: Option<metrics::Address>,
+    metrics: Option<String>,
+    /// Which of them the environment said.
+    #[arg(skip)]
+    from_env: Vec<&'static str>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Network {
-    /// Pods from the CRI need CNI; pods from YAML take CNI where it is configured, else the built-in bridge
-    #[default]
-    Auto,
-    /// CNI plugins for every pod
-    Cni,
-    /// The built-in bridge for every pod
-    Builtin,
-}
-
-/// The settings in force: flag before environment before file before default.
+/// The settings in force: flag before environment before files before default.
 #[derive(Clone, Debug)]
 pub struct Global {
     pub root: PathBuf,
     pub state: PathBuf,
     pub socket: PathBuf,
-    /// `None`: what suits the subcommand.
-    pub log_level: Option<String>,
-    /// Where metrics are served, if anywhere.
-    pub metrics: Option<metrics::Address>,
-    network: Network,
-    cni_conf_dir: PathBuf,
-    cni_bin_dirs: Vec<PathBuf>,
-    cni_template: Option<PathBuf>,
-    pod_cidrs: Vec<Cidr>,
-    pub registry: registry::Config,
-    streaming: Settings,
+    pub config: Config,
+    pub settings: Settings,
+    /// What they were settled from; a reload does it again.
+    pub flags: Flags,
 }
 
 impl Flags {
-    /// Reads the configuration file and settles every setting.
-    pub fn settle(&self) -> Result<Global> {
-        let file = config::read(self.config.as_deref().unwrap_or(Path::new("/etc/reconcile")))?;
-        let absolute = |what: &str, flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &str| {
-            let path = flag
-                .as_ref()
-                .or(file.as_ref())
-                .map_or(Path::new(default), PathBuf::as_path);
-            std::path::absolute(path).with_context(|| format!("{what} {}", path.display()))
+    /// Tells the environment's values from the command line's.
+    pub fn told_by(&mut self, matches: &ArgMatches) {
+        let id = |key: &keys::Key| key.flag.map(|flag| (key.path, flag.replace('-', "_")));
+        let by_env = |id: &str| matches.value_source(id) == Some(ValueSource::EnvVariable);
+        let found = keys::KEYS.iter().filter_map(id).filter(|(_, id)| by_env(id));
+        self.from_env = found.map(|(path, _)| path).collect();
+    }
+
+    /// What they say of the configuration.
+    ///
+    /// # Errors
+    /// If a path is not text.
+    pub fn overrides(&self) -> Result<Vec<Override>> {
+        // From where this program was started, which is what its user sees.
+        let path = |path: &PathBuf| {
+            let absolute = std::path::absolute(path).with_context(|| format!("{}", path.display()))?;
+            absolute.into_os_string().into_string().map_err(|path| {
+                anyhow::anyhow!(
+                    "{}: a path of the configuration must be UTF-8",
+                    Path::new(&path).display()
+                )
+            })
         };
-        let state = absolute("--state", &self.state, &file.state, "/run/reconcile")?;
-        let socket = match self.socket.as_ref().or(file.socket.as_ref()) {
-            None => state.join("reconcile.sock"),
-            Some(text) => {
-                let path = text.strip_prefix("unix://").unwrap_or(text);
-                if !path.starts_with('/') {
-                    bail!("--socket {text:?}: must be unix:// and an absolute path");
-                }
-                path.into()
-            }
+        let network = |network: Network| network.to_possible_value().map(|value| value.get_name().to_owned());
+        let said = [
+            ("root", self.root.as_ref().map(path).transpose()?),
+            ("state", self.state.as_ref().map(path).transpose()?),
+            ("socket", self.socket.clone()),
+            ("logLevel", self.log_level.clone()),
+            ("network.mode", self.network.and_then(network)),
+            ("metrics", self.metrics.clone()),
+        ];
+        let over = |(path, text): (&'static str, Option<String>)| {
+            let (key, text) = (keys::find(path)?, text?);
+            let origin = match key.variable().filter(|_| self.from_env.contains(&path)) {
+                Some(variable) => Origin::Env(variable),
+                None => Origin::Flag(key.flag?.to_owned()),
+            };
+            Some(Override {
+                key: key.path,
+                text,
+                origin,
+            })
         };
-        let network = file.network;
-        let mut streaming = Settings::default();
-        if let Some(address) = file.streaming.address {
-            streaming.address = address;
-        }
-        if let Some(seconds) = file.streaming.idle_seconds {
-            streaming.idle = Duration::from_secs(seconds.get());
-        }
-        Ok(Global {
-            root: absolute("--root", &self.root, &file.root, "/var/lib/reconcile")?,
-            state,
-            socket,
-            log_level: self.log_level.clone().or(file.log_level),
-            metrics: self.metrics.clone().or(file.metrics),
-            network: self.network.or(network.mode).unwrap_or_default(),
-            cni_conf_dir: network.cni_conf_dir.unwrap_or_else(|| "/etc/cni/net.d".into()),
-            cni_bin_dirs: network
-                .cni_bin_dirs
-                .unwrap_or_else(|| vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()]),
-            cni_template: network.cni_template,
-            pod_cidrs: network.pod_cidrs,
-            registry: registries(file.registry),
-            streaming,
-        })
+        Ok(said.into_iter().filter_map(over).collect())
+    }
+
+    /// The files that are read.
+    pub fn files(&self) -> Result<Vec<PathBuf>, Problems> {
+        let path = self.config.as_deref().unwrap_or(Path::new(config::DIRECTORY));
+        config::files(path).map_err(|problem| Problems(vec![problem]))
+    }
+
+    /// Reads files, environment and flags.
+    pub fn load(&self) -> Result<Loaded> {
+        Ok(config::load(&self.files()?, &self.overrides()?)?)
+    }
+
+    /// Settles every setting. Warnings are the caller's to tell.
+    pub fn settle(&self) -> Result<(Global, Vec<String>)> {
+        let loaded = self.load()?;
+        let config = loaded.config;
+        let global = Global {
+            root: config.root.0.clone(),
+            state: config.state.0.clone(),
+            socket: config.socket(),
+            config,
+            settings: loaded.settings,
+            flags: self.clone(),
+        };
+        Ok((global, loaded.warnings))
     }
 }
 
 impl Global {
     /// What the runtime is opened with.
     pub fn runtime(&self) -> Result<Options> {
+        let network = &self.config.network;
         Ok(Options {
             root: self.root.clone(),
             state: self.state.clone(),
             shim: shim()?,
-            network: match self.network {
+            network: match network.mode {
                 Network::Auto => Mode::Auto,
                 Network::Cni => Mode::Cni,
                 Network::Builtin => Mode::Builtin,
             },
-            cni_conf_dir: self.cni_conf_dir.clone(),
-            cni_bin_dirs: self.cni_bin_dirs.clone(),
-            pod_cidrs: self.pod_cidrs.clone(),
-            cni_template: self.cni_template.clone(),
-            registry: self.registry.clone(),
+            cni_conf_dir: network.cni_conf_dir.0.clone(),
+            cni_bin_dirs: network.cni_bin_dirs.iter().map(|dir| dir.0.clone()).collect(),
+            pod_cidrs: network.pod_cidr.clone().map(|all| all.0).unwrap_or_default(),
+            cni_template: network.cni_template.clone().map(|path| path.0),
+            registry: self.registry(),
+            shim_cgroup: self.config.cgroup.shims.clone().map(|path| path.0),
+            shim_oom_score: self.config.oom_score.shims.map(|score| score.0),
+            live: self.config.live(),
         })
     }
 
-    /// How the streaming server listens.
-    pub fn streaming(&self) -> Settings {
-        self.streaming.clone()
+    pub fn registry(&self) -> registry::Config {
+        self.config.registries()
     }
 
-    /// Starts logging to stderr; `level` is what suits the subcommand.
-    pub fn log(&self, level: &str) -> Result<()> {
-        let level = self.log_level.as_deref().unwrap_or(level);
-        let told = || format!("--log-level {level:?}");
-        let directives = if level.contains(['=', ',']) {
-            level.to_owned()
-        } else {
-            own_lines(level.parse().with_context(told)?)
-        };
-        let filter = EnvFilter::try_new(directives).with_context(told)?;
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_target(false)
-            .with_ansi(std::io::stderr().is_terminal())
-            .init();
+    /// How the streaming server listens.
+    pub fn streaming(&self) -> Result<streaming::Settings> {
+        let streaming = &self.config.streaming;
+        Ok(streaming::Settings {
+            address: streaming.address.0,
+            idle: streaming.idle_seconds.duration(),
+            tls: streaming.tls.identity().context("streaming.tls")?.map(Arc::new),
+        })
+    }
+
+    /// Starts logging to stderr; `suits` is what suits the subcommand.
+    pub fn log(&self, suits: &str) -> Result<()> {
+        logging::start(filter(&self.config, suits)?);
         Ok(())
     }
 }
 
-/// A lone level is for our own lines: the libraries below (HTTP/2 frames, the store's pages) tell warnings at most.
-fn own_lines(level: LevelFilter) -> String {
-    let libraries = level.min(LevelFilter::WARN);
-    let own = ["reconcile", "reconciler", "cri", "state", "shim"];
-    own.iter()
-        .fold(libraries.to_string(), |all, name| format!("{all},{name}={level}"))
-}
-
-fn registries(file: config::RegistryConfig) -> registry::Config {
-    let default = registry::Config::default();
-    registry::Config {
-        hosts_roots: file.certs_dirs.unwrap_or(default.hosts_roots),
-        rate_floor: file.rate_floor.unwrap_or(default.rate_floor),
-        window: file.window.map_or(default.window, Duration::from_secs),
+/// What is logged; `suits` if the configuration does not say.
+pub fn filter(config: &Config, suits: &str) -> Result<EnvFilter> {
+    match &config.log_level {
+        Some(level) => level.filter().map_err(|e| anyhow::anyhow!("logLevel: {e}")),
+        None => EnvFilter::try_new(suits).context("the log's filter"),
     }
 }
 
@@ -209,18 +210,11 @@ mod tests {
             root: Some("/from-flag".into()),
             ..Flags::default()
         };
-        let global = flags.settle().unwrap();
+        let (global, _) = flags.settle().unwrap();
         assert_eq!(global.root, Path::new("/from-flag"));
         assert_eq!(global.socket, Path::new("/s/reconcile.sock"));
-        assert_eq!(global.network, Network::Cni);
-        assert_eq!(global.cni_conf_dir, Path::new("/etc/cni/net.d"));
-    }
-
-    #[test]
-    fn a_lone_level_is_for_our_own_lines() {
-        let debug = own_lines(LevelFilter::DEBUG);
-        assert!(debug.starts_with("warn,") && debug.contains(",cri=debug"), "{debug}");
-        assert!(own_lines(LevelFilter::OFF).starts_with("off,"));
+        assert_eq!(global.config.network.mode, Network::Cni);
+        assert_eq!(global.config.network.cni_conf_dir.0, Path::new("/etc/cni/net.d"));
     }
 
     #[test]
@@ -232,7 +226,7 @@ mod tests {
                 socket: Some(socket.into()),
                 ..Flags::default()
             };
-            flags.settle().map(|global| global.socket)
+            flags.settle().map(|(global, _)| global.socket)
         };
         assert_eq!(with("unix:///a/b").unwrap(), Path::new("/a/b"));
         assert_eq!(with("/a/b").unwrap(), Path::new("/a/b"));

@@ -121,7 +121,7 @@ async fn tear_down(global: &Global) -> Result<()> {
     }
     cx.world.network.sweep_node().await?;
     let shared = cx.world.paths.default_cgroup();
-    for path in [format!("{shared}-shims"), shared] {
+    for path in [cx.world.shims.cgroup().to_owned(), format!("{shared}-shims"), shared] {
         cx.world.cgroups.kill(&path)?;
         cx.world.cgroups.remove(&path)?;
     }

@@ -13,16 +13,18 @@ use tokio::sync::watch;
 
 use crate::metrics::Endpoint;
 use crate::options::Global;
+use crate::reload::{self, Reloader};
 
-/// What tools are told that sandboxes are made from; kubeadm wants a name. The pause is built in, nothing is pulled.
-const SANDBOX_IMAGE: &str = "localhost/reconcile/pause:builtin";
+/// What is logged unless the configuration says otherwise.
+pub const LOG: &str = "info,netlink_proto=error";
 
-/// Serves until SIGTERM or SIGINT; pods go on.
+/// Serves until SIGTERM or SIGINT; pods go on. SIGHUP reads the configuration anew.
 pub async fn run(global: &Global) -> Result<ExitCode> {
     let socket = &global.socket;
     let mut terminate = signal(SignalKind::terminate()).context("cannot take SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot take SIGINT")?;
-    let metrics = match &global.metrics {
+    let mut hangup = signal(SignalKind::hangup()).context("cannot take SIGHUP")?;
+    let metrics = match &global.config.metrics {
         Some(address) => Some(Endpoint::bind(address).await?),
         None => None,
     };
@@ -31,11 +33,14 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     let running = runtime.start().await?;
     let listener = cri::bind(socket)?;
     let (close, closing) = watch::channel(false);
-    let (streaming_url, streams) = streaming(cx.clone(), global, closing.clone()).await?;
+    let settings = global.streaming()?;
+    let reloader = Arc::new(Reloader::new(global, cx.clone(), settings.tls.clone()));
+    let (streaming_url, streams) = streaming(cx.clone(), settings, closing.clone()).await?;
     let config = cri::Config {
+        told: reloader.told.clone(),
+        reload: Some(reload::hook(reloader.clone())),
         once: Some(once_hook(cx.clone())),
         streaming_url: Some(streaming_url),
-        sandbox_image: SANDBOX_IMAGE.to_owned(),
         ..cri::Config::default()
     };
     let services = Services::new(cx.store.clone(), config, closing.clone());
@@ -43,9 +48,13 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
     let server = tokio::spawn(cri::serve(listener, services));
     tracing::info!(socket = %socket.display(), instance = cx.world.paths.instance, "serving");
     notify("READY=1");
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            // What is wrong was told by the reload itself.
+            _ = hangup.recv() => drop(reloader.reload().await),
+        }
     }
     tracing::info!("stopping; pods go on");
     notify("STOPPING=1");
@@ -62,10 +71,9 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
 /// Starts the streaming server; answers its URL.
 pub async fn streaming(
     cx: Arc<Context>,
-    global: &Global,
+    settings: streaming::Settings,
     closing: watch::Receiver<bool>,
 ) -> Result<(String, tokio::task::JoinHandle<()>)> {
-    let settings = global.streaming();
     let address = settings.address;
     let server = streaming::Server::bind(settings)
         .await

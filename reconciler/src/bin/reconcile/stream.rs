@@ -9,13 +9,17 @@ use hyper::header::{CONNECTION, HOST, UPGRADE};
 use hyper_util::rt::TokioIo;
 use reconciler::streaming::channels::Incoming;
 use reconciler::streaming::spdy::{Connection, Role};
+use reconciler::streaming::tls;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::client::text;
+use crate::options::Global;
 
 /// Ctrl-P, Ctrl-Q: leaves an attached container running.
 const DETACH: [u8; 2] = [0x10, 0x11];
@@ -48,16 +52,36 @@ impl Local {
     }
 }
 
-/// Opens the connection behind a URL.
-pub async fn open(url: &str, protocol: &str) -> Result<Connection> {
-    let (authority, path) = url
-        .strip_prefix("http://")
-        .and_then(|rest| rest.split_at_checked(rest.find('/')?))
+/// Opens the connection behind a URL. With TLS the server must have the certificate of the configuration.
+pub async fn open(global: &Global, url: &str, protocol: &str) -> Result<Connection> {
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let (authority, path) = rest
+        .find('/')
+        .and_then(|at| rest.split_at_checked(at))
         .with_context(|| format!("the daemon answered an address of another kind: {url}"))?;
     let socket = TcpStream::connect(authority)
         .await
         .with_context(|| format!("cannot reach the daemon's streaming server at {authority}"))?;
     let _ = socket.set_nodelay(true);
+    match (scheme, &global.config.streaming.tls.cert) {
+        ("http", _) => upgrade(socket, authority, path, protocol).await,
+        ("https", Some(cert)) => {
+            let name = ServerName::from(socket.peer_addr()?.ip());
+            let secured = tls::connector(&cert.0)?.connect(name, socket).await;
+            let secured =
+                secured.with_context(|| format!("cannot speak TLS with the streaming server at {authority}"))?;
+            upgrade(secured, authority, path, protocol).await
+        }
+        ("https", None) => bail!("the daemon streams with TLS: name its certificate (streaming.tls.cert) here too"),
+        _ => bail!("the daemon answered an address of another kind: {url}"),
+    }
+}
+
+/// From HTTP to SPDY.
+async fn upgrade<S>(socket: S, authority: &str, path: &str, protocol: &str) -> Result<Connection>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await?;
     tokio::spawn(connection.with_upgrades());
     let request = Request::post(path)
@@ -80,8 +104,8 @@ fn kind(name: &str) -> Vec<(String, String)> {
 }
 
 /// Runs a granted exec or attach to its end; its exit code.
-pub async fn command(url: &str, local: Local) -> Result<i32> {
-    let connection = open(url, "v4.channel.k8s.io").await?;
+pub async fn command(global: &Global, url: &str, local: Local) -> Result<i32> {
+    let connection = open(global, url, "v4.channel.k8s.io").await?;
     let error = connection.open(kind("error")).await?;
     let stdin = match local.stdin {
         true => Some(connection.open(kind("stdin")).await?.outgoing),

@@ -39,6 +39,8 @@ use state::container::Container;
 use state::image::ImageConfig;
 use state::sandbox::PodSandbox;
 
+use crate::config::values::Rlimits;
+
 pub use host::{DeviceNode, HostFacts, ResolvedDevice, ResolvedMount, resolve_devices, resolve_mounts};
 pub use mounts::clean;
 
@@ -75,6 +77,8 @@ pub struct Input<'a> {
     /// More annotations, such as those that a handler lets through.
     pub annotations: BTreeMap<String, String>,
     pub handler: Handler,
+    /// Limits of the process by name; what is not among them is as the daemon has it.
+    pub rlimits: Rlimits,
     pub host: &'a HostFacts,
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use oci_spec::runtime::{Process, User};
+use oci_spec::runtime::{PosixRlimit, Process, User};
+use serde_json::json;
 
 use super::{Input, Result, SpecError, capability, security};
 
@@ -32,9 +33,18 @@ pub fn process(input: &Input) -> Result<Process> {
         .set_apparmor_profile(security::apparmor(input)?)
         .set_selinux_label(security::selinux(input)?)
         .set_oom_score_adj(Some(adj))
-        // None: a container inherits the daemon's, which the unit file sets.
-        .set_rlimits(None);
+        .set_rlimits(rlimits(input));
     Ok(process)
+}
+
+/// Without any, a container inherits the daemon's, which the unit file sets.
+fn rlimits(input: &Input) -> Option<Vec<PosixRlimit>> {
+    let limits = input.rlimits.iter().filter_map(|(name, wish)| {
+        let kind = format!("RLIMIT_{}", name.to_uppercase());
+        // Its fields have no setters.
+        serde_json::from_value(json!({ "type": kind, "soft": wish.soft, "hard": wish.hard })).ok()
+    });
+    Some(limits.collect()).filter(|all: &Vec<_>| !all.is_empty())
 }
 
 /// The request's command stands for the image's entrypoint, its args for the image's cmd; a new command drops both.

@@ -155,8 +155,10 @@ impl crate::world::Images for Images {
     }
 
     fn ignored_settings(&self) -> Vec<(String, Ignored)> {
-        let roots = self.registry.hosts_roots().iter();
-        let entries = roots.flat_map(|root| std::fs::read_dir(root).into_iter().flatten().flatten().take(1000));
+        let roots = self.registry.hosts_roots();
+        let entries = roots
+            .iter()
+            .flat_map(|root| std::fs::read_dir(root).into_iter().flatten().flatten().take(1000));
         let mut found: Vec<(String, Ignored)> = Vec::new();
         for entry in entries {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -175,6 +177,10 @@ impl crate::world::Images for Images {
             }
         }
         found
+    }
+
+    fn reconfigure(&self, registry: registry::Config) {
+        self.registry.reconfigure(registry);
     }
 
     async fn end(&self) -> Result<()> {

@@ -22,6 +22,7 @@ pub struct Shims {
     paths: Arc<Paths>,
     exe: PathBuf,
     cgroup: String,
+    oom_score: Mutex<Option<i32>>,
     pods: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Client>>>>>,
     /// Told the sandbox whose shim's connection ended; from the very first connection on.
     gone: mpsc::UnboundedSender<String>,
@@ -35,6 +36,7 @@ impl Shims {
             paths,
             exe,
             cgroup,
+            oom_score: Mutex::default(),
             pods: Mutex::default(),
             gone,
             deaths: Mutex::new(Some(deaths)),
@@ -95,7 +97,11 @@ impl crate::world::Shims for Shims {
             uid: sandbox.to_owned(),
         };
         let (exe, dir, cgroup) = (self.exe.clone(), self.paths.shim(sandbox), self.cgroup.clone());
-        tokio::task::spawn_blocking(move || shim::spawn(&exe, &whose, &dir, Some(&cgroup)))
+        let place = shim::Place {
+            cgroup: Some(cgroup),
+            oom_score: *self.oom_score.lock().unwrap_or_else(PoisonError::into_inner),
+        };
+        tokio::task::spawn_blocking(move || shim::spawn(&exe, &whose, &dir, &place))
             .await
             .map_err(|source| Error::Task {
                 op: "start shim",
@@ -134,6 +140,10 @@ impl crate::world::Shims for Shims {
 
     fn cgroup(&self) -> &str {
         &self.cgroup
+    }
+
+    fn set_oom_score(&self, score: Option<i32>) {
+        *self.oom_score.lock().unwrap_or_else(PoisonError::into_inner) = score;
     }
 
     fn start_ticks(&self, pid: i32) -> Option<u64> {

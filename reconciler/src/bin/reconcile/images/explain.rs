@@ -22,7 +22,7 @@ pub struct Explain {
 /// Reads the files of this node; asks neither the daemon nor a registry.
 pub fn run(global: &Global, args: &Explain) -> Result<ExitCode> {
     let reference = Reference::parse(&args.reference, "REFERENCE")?;
-    let explanation = Registry::new(global.registry.clone())?.explain(&reference);
+    let explanation = Registry::new(global.registry())?.explain(&reference);
     match args.output {
         Format::Json => print::line(serde_json::to_string_pretty(&explanation)?)?,
         Format::Yaml => print::out(serde_yaml::to_string(&explanation)?)?,

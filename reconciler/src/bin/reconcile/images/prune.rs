@@ -36,7 +36,7 @@ pub async fn run(global: &Global, args: &Prune) -> Result<ExitCode> {
         bail!("nothing was removed");
     }
     let session = Session::open(global, Need::Act).await?;
-    let pruned = prune(&session.client, args.all).await;
+    let pruned = prune(global, &session.client, args.all).await;
     session.close().await?;
     pruned.map(|()| ExitCode::SUCCESS)
 }
@@ -52,10 +52,14 @@ fn agreed(what: &str) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-async fn prune(client: &Client, all: bool) -> Result<()> {
+async fn prune(global: &Global, client: &Client, all: bool) -> Result<()> {
     let records = client.list(Kind::Image.name()).await?;
     let used: BTreeSet<String> = find::users(client).await?.into_iter().map(|user| user.image).collect();
-    let kept = |record: &&Value| record["spec"]["pinned"] == true || record["spec"]["source"] == "builtIn";
+    let listed = |name: &str| global.config.images.pinned.iter().any(|pinned| pinned.0 == name);
+    let kept = |record: &&Value| {
+        let spec = &record["spec"];
+        spec["pinned"] == true || spec["source"] == "builtIn" || listed(text(&record["metadata"]["name"]))
+    };
     let pinned: BTreeSet<&str> = records.iter().filter(kept).map(|r| text(&r["status"]["id"])).collect();
     for image in find::all(&records) {
         let tagged = image.names.iter().any(|name| !name.contains('@'));

@@ -57,7 +57,7 @@ async fn push(global: &Global, client: &Client, args: &Push) -> Result<String> {
     for problem in unread {
         eprintln!("reconcile: credentials: {problem}");
     }
-    let registry = Registry::new(global.registry.clone())?;
+    let registry = Registry::new(global.registry())?;
     let access = Access { reference, credentials };
     for blob in image.blobs().skip(1) {
         let sent = registry

@@ -27,6 +27,7 @@ struct Case {
     cdi: cdi::Edits,
     volumes: BTreeMap<String, PathBuf>,
     handler: Handler,
+    rlimits: Rlimits,
     host: HostFacts,
 }
 
@@ -81,6 +82,7 @@ impl Default for Case {
             cdi: cdi::Edits::default(),
             volumes: BTreeMap::new(),
             handler: Handler::default(),
+            rlimits: Rlimits::new(),
             host,
         }
     }
@@ -109,6 +111,7 @@ impl Case {
             })
             .collect();
         let spec = build(&Input {
+            rlimits: self.rlimits,
             sandbox: &sandbox,
             container: &container,
             image: &self.image,

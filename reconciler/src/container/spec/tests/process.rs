@@ -162,6 +162,21 @@ fn environment_cwd_and_user() {
 }
 
 #[test]
+fn every_rlimit_reaches_the_process() {
+    let limit = crate::config::values::Rlimit {
+        soft: 10,
+        hard: u64::MAX,
+    };
+    for name in crate::config::values::RLIMITS {
+        let kind = format!("RLIMIT_{}", name.to_uppercase());
+        Case::with(|case| case.rlimits.extend([(name.to_owned(), limit)])).gives(&[(
+            "/process/rlimits",
+            json!([{"type": kind, "hard": u64::MAX, "soft": 10}]),
+        )]);
+    }
+}
+
+#[test]
 fn security_modules() {
     let localhost = |name: &str| Some(Profile::Localhost { reference: name.into() });
     let default = Some(Profile::RuntimeDefault);

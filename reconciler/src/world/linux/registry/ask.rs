@@ -256,7 +256,7 @@ impl Registry {
         held: &[&Credential],
     ) -> Result<(Response, Grant), Miss> {
         let inner = &self.inner;
-        let window = inner.config.window;
+        let window = self.config().window;
         let answer = auth::answer(
             &inner.transport,
             &target.endpoint,
@@ -292,7 +292,7 @@ impl Registry {
             body: wish.body.clone(),
         };
         let endpoint = &target.endpoint;
-        let window = self.inner.config.window;
+        let window = self.config().window;
         let sent = self.inner.transport.send(endpoint, message, header, window).await;
         if endpoint.guess {
             self.learn(endpoint, sent.is_ok());
@@ -327,7 +327,7 @@ impl Registry {
             status @ 500.. => Kind::Server(status),
             _ => Kind::Other,
         };
-        let said = auth::told(response, self.inner.config.window).await;
+        let said = auth::told(response, self.config().window).await;
         Err(Miss {
             kind,
             answers: vec![answer_of(target, source, said, held)],

@@ -53,7 +53,7 @@ impl Registry {
         }
         let mut targets = self.targets(access, Need::Pull, &format!("blobs/{digest}")).await?;
         targets.extend(foreign(descriptor));
-        let config = &self.inner.config;
+        let config = self.config();
         let mut blob = Blob {
             registry: self.clone(),
             access: access.clone(),
@@ -281,7 +281,7 @@ impl Blob {
     /// Nothing comes: this host has had its time.
     fn stalled(&mut self) -> Result<()> {
         self.response = None;
-        let config = &self.registry.inner.config;
+        let config = self.registry.config();
         let failure = Error::Slow {
             host: self.host(),
             digest: self.descriptor.digest().clone(),

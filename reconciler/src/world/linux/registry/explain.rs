@@ -44,7 +44,7 @@ impl Registry {
         Explanation {
             reference: reference.to_string(),
             registry: reference.host().to_owned(),
-            roots: self.inner.config.hosts_roots.clone(),
+            roots: self.hosts_roots(),
             directory: hosts.directory,
             endpoints: endpoints.collect(),
             ignored: hosts.ignored,

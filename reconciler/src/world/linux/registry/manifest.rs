@@ -129,7 +129,7 @@ impl Registry {
         if response.content_length().is_some_and(|length| length > DOCUMENT_LIMIT) {
             return Err(too_big());
         }
-        let config = &self.inner.config;
+        let config = self.config();
         let mut meter = Meter::new(config.rate_floor, config.window);
         let mut body = BytesMut::new();
         loop {

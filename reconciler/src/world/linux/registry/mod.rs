@@ -25,7 +25,7 @@ mod transport;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -96,7 +96,7 @@ pub struct Registry {
 }
 
 struct Inner {
-    config: Config,
+    config: RwLock<Arc<Config>>,
     transport: transport::Transport,
     grants: auth::Grants,
     /// Loopback hosts that were seen to speak http.
@@ -109,7 +109,7 @@ impl Registry {
     pub fn new(config: Config) -> Result<Registry> {
         Ok(Registry {
             inner: Arc::new(Inner {
-                config,
+                config: RwLock::new(Arc::new(config)),
                 transport: transport::Transport::default(),
                 grants: auth::Grants::default(),
                 plain: Mutex::default(),
@@ -119,8 +119,17 @@ impl Registry {
     }
 
     /// Where `hosts.toml` files are looked for.
-    pub fn hosts_roots(&self) -> &[PathBuf] {
-        &self.inner.config.hosts_roots
+    pub fn hosts_roots(&self) -> Vec<PathBuf> {
+        self.config().hosts_roots.clone()
+    }
+
+    /// From the next request on.
+    pub fn reconfigure(&self, config: Config) {
+        *self.inner.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
+    fn config(&self) -> Arc<Config> {
+        self.inner.config.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn look_up(&self, reference: &Reference) -> Hosts {
@@ -132,7 +141,7 @@ impl Registry {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .contains(host);
-        hosts::look_up(&self.inner.config.hosts_roots, reference, alias, plain)
+        hosts::look_up(&self.config().hosts_roots, reference, alias, plain)
     }
 
     /// Whether a host whose scheme is a guess answered; the next request begins with what did.

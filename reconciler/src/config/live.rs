@@ -1,0 +1,51 @@
+//! What a reload changes under a running loop.
+
+use std::time::Duration;
+
+use state::sandbox::Profile;
+
+use super::Config;
+use super::values::Rlimits;
+use crate::world::linux::registry;
+
+/// Read anew for each container, shim and round of garbage collection.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Live {
+    /// For containers that ask for no seccomp profile.
+    pub seccomp: Profile,
+    pub rlimits: Rlimits,
+    /// Bytes of a log entry at most.
+    pub max_line: u32,
+    /// Age at which content that nothing needs is garbage.
+    pub gc_grace: Duration,
+}
+
+impl Default for Live {
+    fn default() -> Live {
+        Live {
+            seccomp: Profile::Unconfined,
+            rlimits: Rlimits::new(),
+            max_line: 16 << 10,
+            gc_grace: Duration::from_secs(600),
+        }
+    }
+}
+
+impl Config {
+    pub fn live(&self) -> Live {
+        Live {
+            seccomp: self.containers.seccomp.0.clone(),
+            rlimits: self.containers.rlimits.clone(),
+            max_line: self.logs.max_line_bytes.0,
+            gc_grace: Duration::from_secs(self.images.gc_grace_seconds.0),
+        }
+    }
+
+    pub fn registries(&self) -> registry::Config {
+        registry::Config {
+            hosts_roots: self.registry.certs_dirs.iter().map(|dir| dir.0.clone()).collect(),
+            rate_floor: self.registry.rate_floor,
+            window: self.registry.window_seconds.duration(),
+        }
+    }
+}
