@@ -148,8 +148,6 @@ async fn streams(kubelet: &Kubelet, program: &PathBuf) -> Result<()> {
     // The size comes after the start.
     let until = "until+stty+size+2%3E/dev/null+%7C+grep+77%3Bdo+sleep+0.1%3Bdone";
     let tty = kubelet.url(&format!("{shell}&command={until}&output=1&tty=1"));
-        "{shell}&command=until+stty+size+2%3E/dev/null+%7C+grep+77%3Bdo+sleep+0.1%3Bdone&output=1&tty=1"
-    ));
     let attach = kubelet.url("/attach/default/web-n1/echo?input=1&output=1&error=1");
     for protocol in ["spdy", "websocket"] {
         let out = stream(
