@@ -145,7 +145,9 @@ async fn streams(kubelet: &Kubelet, program: &PathBuf) -> Result<()> {
     let shell = "/exec/default/web-n1/main?command=/bin/sh&command=-c";
     let exec = format!("{shell}&command=cat%3Becho+err+%3E%262%3Bexit+7&input=1&output=1&error=1");
     let exec = kubelet.url(&exec);
-    let tty = kubelet.url(&format!("{shell}&command=stty+size&output=1&tty=1"));
+    // The size comes after the start.
+    let until = "until+stty+size+2%3E/dev/null+%7C+grep+77%3Bdo+sleep+0.1%3Bdone";
+    let tty = kubelet.url(&format!("{shell}&command={until}&output=1&tty=1"));
     let attach = kubelet.url("/attach/default/web-n1/echo?input=1&output=1&error=1");
     for protocol in ["spdy", "websocket"] {
         let out = stream(
