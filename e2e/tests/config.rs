@@ -172,8 +172,8 @@ async fn a_reload_applies_what_it_can_and_touches_no_pod() -> Result<()> {
     ensure!(!node.daemon_log().contains("DEBUG"), "it is silent at first");
 
     let new = format!(
-        "logLevel: debug\ncontainers:\n  seccomp: RuntimeDefault\n  rlimits: {{nofile: '512:1024'}}\nlogs: {{maxLineBytes: \
-         256}}\nimages: {{pinned: ['{BUSYBOX}'], sandboxImage: 'example.com/pause:1'}}\nstreaming: {{idleSeconds: 5}}\n\
+        "logLevel: debug\ncontainers:\n  seccomp: RuntimeDefault\n  rlimits: {{nofile: '512:1024'}}\nlogs: \
+         {{maxLineBytes: 256}}\nimages: {{pinned: ['{BUSYBOX}'], sandboxImage: 'example.com/pause:1'}}\nstreaming: {{idleSeconds: 5}}\n\
          oomScore: {{daemon: 7}}\n"
     );
     node.file("etc/config.yaml", &new)?;

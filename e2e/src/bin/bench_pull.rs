@@ -1,6 +1,6 @@
 //! One image of ten layers and one of one, 300 MB each, half of it random, from a registry on loopback to a root
-//! file system on disk: ours, `skopeo copy` with `umoci unpack`, and containerd's CRI, in turns. Prints a table; nothing here
-//! can fail on a time.
+//! file system on disk: ours, `skopeo copy` with `umoci unpack`, and containerd's CRI, in turns. Prints a table;
+//! nothing here can fail on a time.
 //!
 //! `cargo run --release -p e2e --bin bench_pull [rounds]` as root on a quiet machine; three rounds unless told
 //! otherwise. Needs the Debian packages skopeo, umoci, docker-registry and containerd.
