@@ -173,8 +173,8 @@ async fn a_reload_applies_what_it_can_and_touches_no_pod() -> Result<()> {
 
     let new = format!(
         "logLevel: debug\ncontainers:\n  seccomp: RuntimeDefault\n  rlimits: {{nofile: '512:1024'}}\nlogs: \
-         {{maxLineBytes: 256}}\nimages: {{pinned: ['{BUSYBOX}'], sandboxImage: 'example.com/pause:1'}}\nstreaming: {{idleSeconds: 5}}\n\
-         oomScore: {{daemon: 7}}\n"
+         {{maxLineBytes: 256}}\nimages: {{pinned: ['{BUSYBOX}'], sandboxImage: 'example.com/pause:1'}}\n\
+         streaming: {{idleSeconds: 5}}\noomScore: {{daemon: 7}}\n"
     );
     node.file("etc/config.yaml", &new)?;
     let seen = node.daemon_log().len();
