@@ -172,9 +172,9 @@ async fn a_reload_applies_what_it_can_and_touches_no_pod() -> Result<()> {
     ensure!(!node.daemon_log().contains("DEBUG"), "it is silent at first");
 
     let new = format!(
-        "logLevel: debug\ncontainers:\n  seccomp: RuntimeDefault\n  rlimits: {{nofile: '512:1024'}}\nlogs: {{maxLineBytes: \
-         256}}\nimages: {{pinned: ['{BUSYBOX}'], sandboxImage: 'example.com/pause:1'}}\nstreaming: {{idleSeconds: 5}}\n\
-         oomScore: {{daemon: 7}}\n"
+        "logLevel: debug\ncontainers:\n  seccomp: RuntimeDefault\n  rlimits: {{nofile: '512:1024'}}\nlogs: \
+         {{maxLineBytes: 256}}\nimages: {{pinned: ['{BUSYBOX}'], sandboxImage: 'example.com/pause:1'}}\n\
+         streaming: {{idleSeconds: 5}}\noomScore: {{daemon: 7}}\n"
     );
     node.file("etc/config.yaml", &new)?;
     let seen = node.daemon_log().len();
@@ -400,7 +400,8 @@ async fn streams_go_over_tls_with_the_certificate_of_the_configuration() -> Resu
     let first = subject(address).await?;
     ensure!(first.ends_with("first"), "{first}");
     // Streams, both ways: the program's own exit code, and what it read.
-    let mut echo = tokio::process::Command::from(node.command(&["exec", "-i", &id, "sh", "-c", "cat; exit 7"])?);
+    let mut echo =
+        tokio::process::Command::from(node.command(&["exec", "-i", &id, "--", "sh", "-c", "cat; exit 7"])?);
     let mut echo = echo
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -423,7 +424,7 @@ async fn streams_go_over_tls_with_the_certificate_of_the_configuration() -> Resu
     let _ = tokio::time::timeout(SOON, plain.read_to_end(&mut answer)).await?;
     ensure!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
     certificate(&node, "second")?;
-    let stale = node.reconcile(&["exec", "-i", &id, "true"]).await?;
+    let stale = node.reconcile(&["exec", "-i", &id, "--", "true"]).await?;
     ensure!(
         shown(&stale).contains("is not that of streaming.tls.cert"),
         "{}",
@@ -432,7 +433,7 @@ async fn streams_go_over_tls_with_the_certificate_of_the_configuration() -> Resu
     node.ok(&["reload"]).await?;
     let second = subject(address).await?;
     ensure!(second.ends_with("second"), "{second}");
-    node.ok(&["exec", "-i", &id, "true"]).await?;
+    node.ok(&["exec", "-i", &id, "--", "true"]).await?;
     // A key of another certificate is refused, and the one in use stays.
     let old = fs::read(&key)?;
     certificate(&node, "third")?;

@@ -50,7 +50,8 @@ fn main() {
         }
         _ => {
             eprintln!(
-                "usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH] [--oom-score N]"
+                "usage: reconcile-shim serve --namespace NS --pod POD --id UID --dir DIR [--cgroup PATH] \
+                 [--oom-score N]"
             );
             2
         }

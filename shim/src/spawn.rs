@@ -29,7 +29,8 @@ pub struct Place {
 }
 
 /// Makes a shim serve `dir` (made if absent); returns once it listens. A shim that already serves it is success.
-/// If a shim of this directory died, the new one takes its processes over. Blocks for about a millisecond: call it from a blocking thread.
+/// If a shim of this directory died, the new one takes its processes over. Blocks for about
+/// a millisecond: call it from a blocking thread.
 pub fn spawn(exe: &Path, whose: &Identity, dir: &Path, place: &Place) -> Result<()> {
     fault::point("shims.spawn.before");
     fs::create_dir_all(dir).map_err(Error::io("make shim directory", dir))?;

@@ -449,8 +449,8 @@ mod tests {
             "grpc.address = \"/run/containerd/containerd.sock\": both may",
             "grpc.max_recv_message_size = 16777216: no counterpart",
             "plugins.\"io.containerd.grpc.v1.cri\".enable_selinux = true: no counterpart",
-            "plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"docker.io\".endpoint = [\"https://mirror.example\"]: \
-             write it as",
+            "plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"docker.io\".endpoint = \
+             [\"https://mirror.example\"]: write it as",
             "runtimes.runc.options.SystemdCgroup = true: only cgroup.driver",
             "runtimes.runc.runtime_type = \"io.containerd.runc.v2\": no counterpart",
         ] {

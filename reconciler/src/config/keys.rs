@@ -246,8 +246,8 @@ pub static KEYS: &[Key] = &[
         example: "nofile: 1024:524288",
         when: When::Next,
         meaning: "Resource limits of every container's processes, by the names of getrlimit(2): as, core, cpu, data, \
-                  fsize, locks, memlock, msgqueue, nice, nofile, nproc, rss, rtprio, rttime, sigpending, stack. What is \
-                  not named here is as the daemon has it.",
+                  fsize, locks, memlock, msgqueue, nice, nofile, nproc, rss, rtprio, rttime, sigpending, stack. What \
+                  is not named here is as the daemon has it.",
         check: of::<Rlimit>,
         ..KEY
     },

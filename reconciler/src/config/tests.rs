@@ -1,3 +1,5 @@
+//! Files in, settings or mistakes out.
+
 use super::*;
 
 /// Loads files of these names and texts, in this order, below a directory that stands as DIR in the texts.
@@ -243,7 +245,7 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
         ("oomScore: {daemon: -1001}\n", "must be from -1000 to 1000"),
         (
             "streaming: {tls: {key: /k}}\n",
-            "c.yaml:1:18: streaming.tls.key: needs streaming.tls.cert beside it",
+            "c.yaml:1:19: streaming.tls.key: needs streaming.tls.cert beside it",
         ),
         ("logs: {maxLineBytes: 1}\n", "must be from 256"),
         ("a: 1\na: 2\n", "c.yaml:2:1: the key `a` is here twice"),

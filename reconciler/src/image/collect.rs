@@ -15,7 +15,8 @@ use crate::world::linux::garbage::Roots;
 /// Layers and blobs of a removed image go after so long, several removals at once.
 const SOON: Duration = Duration::from_millis(100);
 
-/// Collects once. An import writes blobs before its record, so what is younger than the grace is no garbage. Nothing is collected before every image was looked at, nor while a record cannot be read.
+/// Collects once. An import writes blobs before its record, so what is younger than the grace is no garbage. Nothing
+/// is collected before every image was looked at, nor while a record cannot be read.
 pub async fn garbage(cx: &Context) -> Result<usize> {
     let images = cx.store.list::<ImageKind>();
     let unsure = |i: &Arc<state::Image>| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
-use reconciler::config::values::Network;
+use reconciler::config::values::{Address, Network};
 use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, keys};
 use reconciler::runtime::Options;
 use reconciler::streaming;
@@ -39,11 +39,16 @@ pub struct Flags {
     #[arg(long, global = true, value_enum, env = "RECONCILE_NETWORK")]
     network: Option<Network>,
     /// Serve metrics for Prometheus: a loopback address such as 127.0.0.1:9180, or unix:///PATH [default: nowhere]
-    #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_METRICS")]
+    #[arg(long, global = true, value_name = "ADDRESS", env = "RECONCILE_METRICS", value_parser = address)]
     metrics: Option<String>,
     /// Which of them the environment said.
     #[arg(skip)]
     from_env: Vec<&'static str>,
+}
+
+/// A usage error, where it is none.
+fn address(text: &str) -> Result<String, String> {
+    text.parse::<Address>().map(|_| text.to_owned())
 }
 
 /// The settings in force: flag before environment before files before default.
