@@ -142,7 +142,8 @@ done
 printf '%s last' $((i+1))
 exit $((worst > 10))";
 
-/// Torture case T14: the daemon away for half a minute of a steady writer, then five rotations; the last line has no end.
+/// Torture case T14: the daemon away for half a minute of a steady writer, then five rotations; the last line has no
+/// end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_steady_writer_outlives_the_daemons_absence_and_rotations() -> Result<()> {
     let mut node = Node::start().await?;

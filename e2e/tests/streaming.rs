@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::node::{Node, shown};
 use e2e::pods::{self, shell};
-use e2e::tools;
+use e2e::{eventually, tools};
 use e2e::v1::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -653,7 +653,8 @@ async fn on_a_terminal(line: &str, after: &str, input: &[u8]) -> Result<Output> 
 async fn the_command_line_has_a_terminal_and_ports() -> Result<()> {
     let mut config = shell(
         "c",
-        "while read line; do echo \"got $line\"; [ $line = end ] && exit; done",
+        "while [ ! -e /heard ]; do echo ready; sleep 0.1; done & \
+         while read line; do touch /heard; echo \"got $line\"; [ $line = end ] && exit; done",
     );
     (config.stdin, config.tty) = (true, true);
     let (node, _, id) = running(config).await?;
@@ -688,12 +689,7 @@ async fn the_command_line_has_a_terminal_and_ports() -> Result<()> {
     assert_eq!(out.status.code(), Some(6), "{}", shown(&out));
 
     let line = format!("{}; echo detached", reconcile(&["attach", "-it", &id])?);
-    let out = on_a_terminal(
-        &format!("(sleep 2; echo ready >&2) & {line}"),
-        "ready",
-        b"one\r\x10\x11",
-    )
-    .await?;
+    let out = on_a_terminal(&line, "ready", b"one\r\x10\x11").await?;
     assert!(shown(&out).contains("detached"), "{}", shown(&out));
     let state = node.cri.container(&id).await?.state();
     assert_eq!(state, ContainerState::ContainerRunning, "it goes on");
@@ -718,7 +714,13 @@ async fn the_command_line_has_a_terminal_and_ports() -> Result<()> {
         .spawn()?;
     let (line, _open) = first_line(&mut forward).await?;
     let address = line.split(' ').nth(2).with_context(|| line.clone())?.to_owned();
-    let text = fetch(&address, "GET / HTTP/1.0\r\n\r\n").await?;
+    // The server may not listen yet.
+    let text = eventually(Duration::from_secs(10), async || {
+        let text = fetch(&address, "GET / HTTP/1.0\r\n\r\n").await?;
+        ensure!(!text.is_empty(), "no answer");
+        Ok(text)
+    });
+    let text = text.await?;
     assert!(text.contains("200 OK"), "{text}");
     node.cri.stop_sandbox(&sandbox).await?;
     let out = tokio::time::timeout(Duration::from_secs(10), forward.wait_with_output()).await??;

@@ -188,7 +188,7 @@ fn read(root: BorrowedFd<'_>, path: &str) -> Result<String> {
     // First only looked at: to open a device or a FIFO can block, or do something.
     let found = match confined(root, path.as_bytes(), OFlag::O_PATH, true) {
         Ok(found) => found,
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(String::new()),
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(String::new()),
         Err(e) => return Err(failed(e)),
     };
     let stat = fstat(&found).map_err(failed)?;

@@ -170,7 +170,7 @@ impl Tree {
             let failed = Error::io::<Errno>("set the metadata of", &shown);
             let here = match confined(self.root.as_fd(), &path, flags, false) {
                 Ok(fd) => fd,
-                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => continue,
                 Err(e) => return Err(failed(e)),
             };
             let (dir, name) = split(&path);
@@ -228,7 +228,7 @@ impl Tree {
             let (dir, name) = split(path);
             let here = match confined(root, dir, OFlag::O_PATH | OFlag::O_DIRECTORY, true) {
                 Ok(fd) => fd,
-                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(()), // replaced since
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(()), // replaced since
                 Err(e) => return Err(failed()(e)),
             };
             let mark = look(here.as_fd(), name).map_err(failed())?;
@@ -273,7 +273,7 @@ impl Tree {
         }
         match confined(below.as_fd(), dir, OFlag::O_PATH | OFlag::O_DIRECTORY, false) {
             Ok(there) => Ok(look(there.as_fd(), name)?.is_some_and(|stat| !is_whiteout(&stat))),
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(false),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => Ok(false),
             Err(e) => Err(e),
         }
     }
@@ -285,7 +285,7 @@ impl Tree {
             let fd = match confined(root, path, flags, true) {
                 Ok(fd) => fd,
                 // Replaced since.
-                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(()),
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(()),
                 Err(e) => return Err(Error::io("open", printable(path))(e)),
             };
             let time = timespec(time);
