@@ -12,17 +12,6 @@ use e2e::node::Node;
 use e2e::pods::{self, HELLO};
 use e2e::v1::*;
 
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides.max(1)
-    }
-}
-
 fn files(dir: &Path, all: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
         let path = entry?.path();
@@ -88,7 +77,7 @@ async fn store_files_cut_and_garbled_anywhere() -> Result<()> {
     node.serve().await?;
     let before = picture(&node).await?;
     let seed = u64::from(std::process::id()) | 1;
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut dice = fastrand::Rng::with_seed(seed);
     println!("seed {seed}");
     let mut rebuilt = 0;
     for round in 0..36 {
@@ -101,14 +90,14 @@ async fn store_files_cut_and_garbled_anywhere() -> Result<()> {
         // Each file in turn, for there are few.
         let victim = &all[round % all.len()];
         let mut bytes = fs::read(victim)?;
-        let at = dice.roll(bytes.len() as u64) as usize;
+        let at = dice.usize(..bytes.len().max(1));
         let how = match round / all.len() % 4 {
             0 => {
                 bytes.truncate(at);
                 format!("cut at {at}")
             }
             1 => {
-                bytes[at] ^= 1 << dice.roll(8);
+                bytes[at] ^= 1 << dice.u8(..8);
                 format!("one bit of byte {at} flipped")
             }
             2 => {
@@ -118,7 +107,7 @@ async fn store_files_cut_and_garbled_anywhere() -> Result<()> {
             }
             _ => {
                 let end = (at + 4096).min(bytes.len());
-                bytes[at..end].iter_mut().for_each(|byte| *byte = dice.roll(256) as u8);
+                bytes[at..end].iter_mut().for_each(|byte| *byte = dice.u8(..));
                 format!("noise from {at} to {end}")
             }
         };

@@ -149,37 +149,25 @@ async fn twenty_identical_calls_at_once_make_one() -> Result<()> {
     node.finish().await
 }
 
-/// A sequence of numbers that a seed repeats.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
-
 /// Callers leave at random moments, in half of the rounds the daemon dies too; then one asks and waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_that_leave_and_a_daemon_that_dies_leave_one() -> Result<()> {
     let mut node = Node::start().await?;
     let seed = u64::from(std::process::id()) | 1;
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut dice = fastrand::Rng::with_seed(seed);
     println!("seed {seed}");
     for round in 0..10 {
         let pod = node.pod("left");
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..20 {
-            let (cri, pod, patience) = (node.cri.clone(), pod.clone(), dice.roll(60));
+            let (cri, pod, patience) = (node.cri.clone(), pod.clone(), dice.u64(..60));
             calls.spawn(async move {
                 // A caller's patience, not a wait for anything.
                 tokio::time::timeout(Duration::from_millis(patience), cri.run_sandbox(&pod)).await
             });
         }
         if round % 2 == 1 {
-            tokio::time::sleep(Duration::from_millis(dice.roll(60))).await;
+            tokio::time::sleep(Duration::from_millis(dice.u64(..60))).await;
             node.kill9().await?;
         }
         let told: BTreeSet<String> = calls.join_all().await.into_iter().flatten().flatten().collect();
