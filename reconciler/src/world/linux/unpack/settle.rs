@@ -228,7 +228,8 @@ impl Tree {
             let (dir, name) = split(path);
             let here = match confined(root, dir, OFlag::O_PATH | OFlag::O_DIRECTORY, true) {
                 Ok(fd) => fd,
-                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(()), // replaced since
+                // Replaced since.
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(()),
                 Err(e) => return Err(failed()(e)),
             };
             let mark = look(here.as_fd(), name).map_err(failed())?;
