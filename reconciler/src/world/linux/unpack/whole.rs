@@ -43,7 +43,8 @@ impl Tree {
             let (dir, name) = super::split(mark);
             let here = match confined(root, dir, OFlag::O_PATH | OFlag::O_DIRECTORY, true) {
                 Ok(fd) => fd,
-                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(()), // replaced since
+                // Replaced since.
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(()),
                 Err(e) => return Err(Error::io("open the directory of", printable(mark))(e)),
             };
             match unlinkat(&here, OsStr::from_bytes(name), UnlinkatFlags::NoRemoveDir) {
