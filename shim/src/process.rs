@@ -314,7 +314,7 @@ impl Proc {
                 if let Err(error) = save(dir, &self.task) {
                     crate::note!("{}: {error}", self.id());
                 }
-                fault::point("shim.removal.before");
+                fault::point("runtime.delete.before");
                 self.removal = runtime.delete().unwrap_or_else(|error| {
                     crate::note!("{}: start its removal: {error}", self.id());
                     Removal::Done
