@@ -17,8 +17,8 @@ use serde::Deserialize;
 
 use crate::attach::{self, Attached};
 use crate::log::{Kind, Log};
-use crate::stdio::{self, Pumped, Scratch, Stream};
 use crate::runtime::{Removal, Runtime};
+use crate::stdio::{self, Pumped, Scratch, Stream};
 use crate::{cgroup, init, sys};
 use shim::api::{Phase, RunRequest, Started, Task};
 use shim::fault;

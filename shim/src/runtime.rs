@@ -149,7 +149,11 @@ impl Runtime {
     /// What it complained of last.
     fn last_error(&self) -> Option<String> {
         let mut bytes = Vec::new();
-        fs::File::open(self.log()).ok()?.take(LOG).read_to_end(&mut bytes).ok()?;
+        fs::File::open(self.log())
+            .ok()?
+            .take(LOG)
+            .read_to_end(&mut bytes)
+            .ok()?;
         // Some put each on a line, some one behind the other.
         let lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<Line>();
         let is_error = |line: &Line| ["error", "fatal", "panic"].contains(&line.level.as_str());
@@ -191,11 +195,13 @@ impl Runtime {
             return false;
         }
         let answer = self.bundle.join("state.json");
-        let asked = fs::File::create(&answer).map_err(|error| error.to_string()).and_then(|file| {
-            let mut command = self.command();
-            command.arg("state").arg(&self.id).stdout(file);
-            self.finish("state", command, sys::boot() + STATE)
-        });
+        let asked = fs::File::create(&answer)
+            .map_err(|error| error.to_string())
+            .and_then(|file| {
+                let mut command = self.command();
+                command.arg("state").arg(&self.id).stdout(file);
+                self.finish("state", command, sys::boot() + STATE)
+            });
         let state = asked.and_then(|()| {
             let bytes = fs::read(&answer).map_err(|error| error.to_string())?;
             serde_json::from_slice::<State>(&bytes).map_err(|error| error.to_string())
@@ -235,7 +241,10 @@ fn wait(command: &mut Command, until: u64) -> io::Result<ExitStatus> {
         if sys::boot() >= until {
             child.kill()?;
             child.wait()?;
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it did not end in time and was killed"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "it did not end in time and was killed",
+            ));
         }
     }
 }
@@ -277,7 +286,10 @@ pub fn make(mut plan: Plan, runtime: &Runtime, channel: RawFd) -> Step {
     fault::point("shim.maker.derived");
     let told = |error: io::Error| format!("{}: {error}", runtime.bundle.display());
     fs::write(runtime.bundle.join("config.json"), text).map_err(told)?;
-    let terminal = spec.process().as_ref().is_some_and(|process| process.terminal() == Some(true));
+    let terminal = spec
+        .process()
+        .as_ref()
+        .is_some_and(|process| process.terminal() == Some(true));
     let console = terminal
         .then(|| Console::listen(&runtime.bundle))
         .transpose()
@@ -307,7 +319,12 @@ fn whole(spec: &Spec, pid: &PidNs) -> Step<Spec> {
     let mut process = spec.process().clone().ok_or("config.json: process: missing")?;
     // Set on this process already, as far as allowed, and inherited.
     process.set_oom_score_adj(None);
-    let limits = process.rlimits().iter().flatten().map(clamped).collect::<Step<Vec<_>>>()?;
+    let limits = process
+        .rlimits()
+        .iter()
+        .flatten()
+        .map(clamped)
+        .collect::<Step<Vec<_>>>()?;
     process.set_rlimits(Some(limits).filter(|limits| !limits.is_empty()));
     spec.set_process(Some(process));
     let mut linux = spec.linux().clone().ok_or("config.json: linux: missing")?;
@@ -391,6 +408,9 @@ mod tests {
         assert_eq!(whole["root"]["readonly"], true);
         assert_eq!(whole["linux"]["maskedPaths"][0], "/proc/kcore");
         let namespaces = whole["linux"]["namespaces"].to_string();
-        assert!(namespaces.contains("/proc/7/ns/pid") && namespaces.contains("mount"), "{namespaces}");
+        assert!(
+            namespaces.contains("/proc/7/ns/pid") && namespaces.contains("mount"),
+            "{namespaces}"
+        );
     }
 }

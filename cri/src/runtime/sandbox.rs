@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use state::container::{Container, ContainerPhase};
-use state::sandbox::{
-    NamespaceMode, PodSandbox, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec, UserNamespace,
-};
+use state::sandbox::{NamespaceMode, PodSandbox, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec, UserNamespace};
 use state::{Meta, Store};
 
 use super::{v1, verbose};
@@ -33,7 +31,10 @@ pub(super) async fn run(
     let new = translate::sandbox::new(config, handler)?;
     let own_users = |user: &UserNamespace| user.mode == NamespaceMode::Pod;
     if !able.user_namespaces && new.spec.namespaces.user.as_ref().is_some_and(own_users) {
-        let problem = format!("{:.100?} has no id-mapped mounts, which user namespaces need", able.name);
+        let problem = format!(
+            "{:.100?} has no id-mapped mounts, which user namespaces need",
+            able.name
+        );
         return Err(Error::invalid("runtime_handler", problem));
     }
     let pod = format!("{}/{}", new.spec.pod.namespace, new.spec.pod.name);

@@ -205,7 +205,9 @@ fn handler(all: &[(Vec<String>, Toml)], path: &[String], value: &Toml, handlers:
     let [name, key @ ..] = rest else { return false };
     let head: Vec<&String> = head.iter().chain([name]).collect();
     let kind = all.iter().find(|(path, _)| {
-        path.len() == head.len() + 1 && path.iter().zip(&head).all(|(a, b)| a == *b) && path.ends_with(&["runtime_type".to_owned()])
+        path.len() == head.len() + 1
+            && path.iter().zip(&head).all(|(a, b)| a == *b)
+            && path.ends_with(&["runtime_type".to_owned()])
     });
     // A name with a dot would be another key.
     if kind.is_none_or(|(_, kind)| kind.as_str() != Some(RUNC)) || name.is_empty() || name.contains('.') {

@@ -167,7 +167,9 @@ fn find(binary: &str) -> Result<Option<PathBuf>, String> {
         return Ok(None);
     }
     if binary.is_empty() || binary.contains('\0') || (binary.contains('/') && !binary.starts_with('/')) {
-        return Err(format!("binary {binary:?}: must be {BUILTIN}, an absolute path, or a name in PATH"));
+        return Err(format!(
+            "binary {binary:?}: must be {BUILTIN}, an absolute path, or a name in PATH"
+        ));
     }
     if binary.starts_with('/') {
         let path = PathBuf::from(binary);
@@ -179,9 +181,12 @@ fn find(binary: &str) -> Result<Option<PathBuf>, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
     let found = places.find_map(|dir| Some(dir.join(binary)).filter(|path| executable(path).is_ok()));
-    found
-        .map(Some)
-        .ok_or_else(|| format!("binary {binary:?}: no such program in PATH ({})", path.to_string_lossy()))
+    found.map(Some).ok_or_else(|| {
+        format!(
+            "binary {binary:?}: no such program in PATH ({})",
+            path.to_string_lossy()
+        )
+    })
 }
 
 fn executable(path: &Path) -> Result<(), String> {
@@ -272,7 +277,8 @@ fn ready(handler: &Handler) -> Result<Ready, String> {
             id_mapped: true,
         },
         Some(program) => {
-            answer(&program.binary, "--version").map_err(|why| format!("binary {}: {why}", program.binary.display()))?;
+            answer(&program.binary, "--version")
+                .map_err(|why| format!("binary {}: {why}", program.binary.display()))?;
             // Younger than most programs: one that does not know the verb promises nothing.
             answer(&program.binary, "features").map_or_else(|_| Features::default(), |text| features(&text))
         }
@@ -302,7 +308,10 @@ fn answer(program: &Path, argument: &str) -> Result<Vec<u8>, String> {
     command.arg(argument).stdin(Stdio::null()).stderr(Stdio::null());
     // Whatever it starts goes with it.
     command.process_group(0);
-    let mut child = command.stdout(theirs).spawn().map_err(|e| format!("cannot be executed: {e}"))?;
+    let mut child = command
+        .stdout(theirs)
+        .spawn()
+        .map_err(|e| format!("cannot be executed: {e}"))?;
     // The writing end must be the child's alone.
     drop(command);
     let begun = Instant::now();
@@ -366,7 +375,14 @@ mod tests {
         ] {
             assert!(glob(pattern, text), "{pattern} {text}");
         }
-        for (pattern, text) in [("a*", "a/b"), ("a?b", "a/b"), ("ab", "abc"), ("?", ""), ("*x", "xy"), ("a?c", "a?d")] {
+        for (pattern, text) in [
+            ("a*", "a/b"),
+            ("a?b", "a/b"),
+            ("ab", "abc"),
+            ("?", ""),
+            ("*x", "xy"),
+            ("a?c", "a?d"),
+        ] {
             assert!(!glob(pattern, text), "{pattern} {text}");
         }
         assert!(Glob::try_from("[a]".to_owned()).is_err() && Glob::try_from(String::new()).is_err());
@@ -403,14 +419,21 @@ mod tests {
         let begun = Instant::now();
         let slow = script(dir.path(), "slow", "sleep 100 & sleep 100");
         let error = ready(&row(&slow)).unwrap_err();
-        assert!(error.contains("did not end within 5 s") && begun.elapsed() < 2 * PATIENCE, "{error}");
+        assert!(
+            error.contains("did not end within 5 s") && begun.elapsed() < 2 * PATIENCE,
+            "{error}"
+        );
     }
 
     #[test]
     fn what_it_says_of_itself_counts() {
         let dir = tempfile::tempdir().unwrap();
         let features = r#"{"mountOptions":["ro","rro"],"linux":{"mountExtensions":{"idmap":{"enabled":true}}}}"#;
-        let new = script(dir.path(), "new", &format!("[ $1 = features ] && echo '{features}'; true"));
+        let new = script(
+            dir.path(),
+            "new",
+            &format!("[ $1 = features ] && echo '{features}'; true"),
+        );
         let old = script(dir.path(), "old", "[ $1 = --version ]");
         let told = |binary: &str| ready(&row(binary)).unwrap().features;
         let all = Features {

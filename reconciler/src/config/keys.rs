@@ -408,7 +408,9 @@ fn names() -> Vec<String> {
     for key in KEYS {
         match key.path.strip_suffix('*') {
             Some(section) => {
-                let known = RLIMITS.iter().filter(|name| section != "handlers." && is_one_of(section, name));
+                let known = RLIMITS
+                    .iter()
+                    .filter(|name| section != "handlers." && is_one_of(section, name));
                 all.extend(known.map(|name| format!("{section}{name}")));
             }
             None => all.push(key.path.to_owned()),

@@ -263,12 +263,30 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
             "handlers:\n  kata: {binary: /absent/runtime}\n",
             "c.yaml:2:3: handlers.kata: binary /absent/runtime: No such file",
         ),
-        ("handlers: {kata: {}}\n", "c.yaml:1:18: handlers.kata: missing field `binary`"),
-        ("handlers: {kata: {binary: builtin, path: /x}}\n", "unknown field `path`"),
-        ("handlers: {Kata: {binary: builtin}}\n", "handlers.Kata: a handler's name is"),
-        ("handlers: {kata: {binary: builtin, options: [-v]}}\n", "options: builtin takes none"),
-        ("handlers: {kata: {binary: builtin, annotations: ['[']}}\n", "a pattern is text"),
-        ("defaultHandler: kata\n", "c.yaml:1:1: defaultHandler: \"kata\" is not among handlers"),
+        (
+            "handlers: {kata: {}}\n",
+            "c.yaml:1:18: handlers.kata: missing field `binary`",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, path: /x}}\n",
+            "unknown field `path`",
+        ),
+        (
+            "handlers: {Kata: {binary: builtin}}\n",
+            "handlers.Kata: a handler's name is",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, options: [-v]}}\n",
+            "options: builtin takes none",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, annotations: ['[']}}\n",
+            "a pattern is text",
+        ),
+        (
+            "defaultHandler: kata\n",
+            "c.yaml:1:1: defaultHandler: \"kata\" is not among handlers",
+        ),
         ("a: 1\na: 2\n", "c.yaml:2:1: the key `a` is here twice"),
         ("1: 2\n", "has a key that is not text"),
         ("'network.mode': cni\n", "network.mode: unknown key"),

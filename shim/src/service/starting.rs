@@ -273,7 +273,8 @@ impl Service {
         };
         proc.channel = None;
         // An OCI runtime's program does not hold the channel: its maker says what execve says else.
-        let unmade = (proc.pid == 0 || !proc.is_begun).then(|| "its maker died without a word; see shim.log".to_owned());
+        let unmade =
+            (proc.pid == 0 || !proc.is_begun).then(|| "its maker died without a word; see shim.log".to_owned());
         let status = self
             .orphans
             .iter()

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
 use reconciler::config::values::{Address, Network};
-use reconciler::config::{self, Config, handlers, Loaded, Origin, Override, Problems, Settings, keys};
+use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, handlers, keys};
 use reconciler::runtime::Options;
 use reconciler::streaming;
 use reconciler::world::linux::network::Mode;

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context as _, Result, bail};
-use cri::{Handler, Told};
 use cri::records::v1::Changed;
 use cri::records::v1::changed::When as Sent;
+use cri::{Handler, Told};
 use reconciler::config::handlers::{self, Handlers, Ready};
 use reconciler::config::keys::When;
 use reconciler::config::{Change, Config, Settings};

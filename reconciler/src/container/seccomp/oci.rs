@@ -93,8 +93,8 @@ fn action(action: u32) -> (&'static str, Option<u32>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::profile::{self, Context};
     use super::super::Arch;
+    use super::super::profile::{self, Context};
     use super::*;
     use crate::container::spec::capability::CapabilitySet;
 
@@ -121,7 +121,10 @@ mod tests {
         let allowed = |family: u64| {
             of("socket").iter().any(|rule| {
                 let arg = &rule["args"][0];
-                assert_eq!((&rule["action"], &arg["op"]), (&json!("SCMP_ACT_ALLOW"), &json!("SCMP_CMP_MASKED_EQ")));
+                assert_eq!(
+                    (&rule["action"], &arg["op"]),
+                    (&json!("SCMP_ACT_ALLOW"), &json!("SCMP_CMP_MASKED_EQ"))
+                );
                 family & arg["value"].as_u64().unwrap() == arg["valueTwo"].as_u64().unwrap()
             })
         };

@@ -209,7 +209,13 @@ fn linux(input: &Input, nodes: Vec<oci_spec::runtime::LinuxDevice>) -> Result<Li
         .set_cgroups_path(Some(PathBuf::from(&input.cgroup_path)))
         .set_namespaces(Some(namespaces::namespaces(input)))
         .set_devices(Some(nodes))
-        .set_seccomp(input.handler.foreign.as_ref().and_then(|foreign| foreign.seccomp.clone()))
+        .set_seccomp(
+            input
+                .handler
+                .foreign
+                .as_ref()
+                .and_then(|foreign| foreign.seccomp.clone()),
+        )
         .set_rootfs_propagation(Some(mounts::rootfs_propagation(input)))
         .set_masked_paths(Some(security::listed(input, &spec.security.masked_paths)))
         .set_readonly_paths(Some(security::listed(input, &spec.security.readonly_paths)));

@@ -59,7 +59,14 @@ pub fn mounts(input: &Input, devices: Vec<Mount>) -> Result<Vec<Mount>> {
 /// The loosest propagation that any mount needs. (`slave` and `shared` stand for the recursive forms, which only other
 /// runtimes know.)
 pub fn rootfs_propagation(input: &Input) -> String {
-    let any = |wish| input.container.spec.mounts.iter().any(|mount| mount.propagation == wish);
+    let any = |wish| {
+        input
+            .container
+            .spec
+            .mounts
+            .iter()
+            .any(|mount| mount.propagation == wish)
+    };
     let recursive = if input.handler.foreign.is_some() { "r" } else { "" };
     let loosest = if any(Propagation::Bidirectional) {
         "shared"

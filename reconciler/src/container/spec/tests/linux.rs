@@ -356,5 +356,10 @@ fn a_foreign_runtime() {
     if let Some(foreign) = &mut able.handler.foreign {
         foreign.features.recursive_read_only = true;
     }
-    assert!(at(&able.build().unwrap(), "/data").unwrap().1.contains(&"rro".to_owned()));
+    assert!(
+        at(&able.build().unwrap(), "/data")
+            .unwrap()
+            .1
+            .contains(&"rro".to_owned())
+    );
 }
