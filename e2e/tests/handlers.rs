@@ -95,7 +95,8 @@ const LOOK: &str = "exec 2>&1; pwd; env | sort; \
                     cat /proc/self/oom_score_adj; ulimit -n; echo x 2>/dev/null > /file || echo read-only; \
                     cat /proc/meminfo | wc -l; ls /proc/fs | wc -l; ls /dev; hostname; \
                     for m in /proc /dev /dev/pts /dev/shm /dev/mqueue /sys /etc/hosts /proc/sys; do \
-                    sed -n \"s,^[^/]*[^ ]* $m \\([^ ]*\\) .*- \\([^ ]*\\) .*,$m \\1 \\2,p\" /proc/self/mountinfo; done; \
+                    sed -n \"s,^[^/]*[^ ]* $m \\([^ ]*\\) .*- \\([^ ]*\\) .*,$m \\1 \\2,p\" \
+                    /proc/self/mountinfo; done; \
                     cat /proc/1/comm; unshare -n true 2>&1; exit 7";
 
 #[tokio::test(flavor = "multi_thread")]
