@@ -18,6 +18,8 @@ pub struct Live {
     pub max_line: u32,
     /// Age at which content that nothing needs is garbage.
     pub gc_grace: Duration,
+    /// Above it the images' file system is too full to wait for that, percent; 100 is never.
+    pub gc_high: u8,
 }
 
 impl Default for Live {
@@ -27,6 +29,7 @@ impl Default for Live {
             rlimits: Rlimits::new(),
             max_line: 16 << 10,
             gc_grace: Duration::from_secs(600),
+            gc_high: 100,
         }
     }
 }
@@ -38,6 +41,7 @@ impl Config {
             rlimits: self.containers.rlimits.clone(),
             max_line: self.logs.max_line_bytes.0,
             gc_grace: Duration::from_secs(self.images.gc_grace_seconds.0),
+            gc_high: self.images.gc_high_percent.0,
         }
     }
 
