@@ -88,7 +88,8 @@ impl Crictl {
 
     pub async fn table(&self, args: &[&str]) -> Result<Table> {
         let text = self.ok(args).await?;
-        let mut lines = text.lines();
+        // Tables that can be watched begin by clearing the screen.
+        let mut lines = text.trim_start_matches("\x1b[2J\x1b[H").lines();
         let head = cells(
             lines
                 .next()

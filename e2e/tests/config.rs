@@ -297,7 +297,8 @@ async fn shims_stand_where_the_configuration_says() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn old_content_goes_once_the_grace_is_short_enough() -> Result<()> {
-    let mut node = configured("")?;
+    // However full the disk is.
+    let mut node = configured("images: {gcHighPercent: 100}\n")?;
     node.serve().await?;
     let digest = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
     let blob = node.root().join("content/blobs/sha256").join(digest);
@@ -309,7 +310,7 @@ async fn old_content_goes_once_the_grace_is_short_enough() -> Result<()> {
     node.ok(&["images", "rm", BUSYBOX]).await?;
     gone(&node, BUSYBOX).await?;
     ensure!(blob.exists(), "content younger than the grace went");
-    for config in ["gcGraceSeconds: 60", "gcHighPercent: 1"] {
+    for config in ["gcGraceSeconds: 60, gcHighPercent: 100", "gcHighPercent: 1"] {
         fs::write(&blob, "hello\n")?;
         fs::File::open(&blob)?.set_modified(old)?;
         node.file("etc/config.yaml", format!("images: {{{config}}}\n"))?;

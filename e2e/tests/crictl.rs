@@ -249,7 +249,7 @@ async fn json_has_its_keys() -> Result<()> {
     let images = path(&images, "/images")?.as_array().context("a list")?.clone();
     let ours = images.iter().find(|image| image["id"] == image_id).context("ours")?;
     has(ours, &["/repoTags", "/repoDigests", "/size", "/pinned"])?;
-    let filtered = crictl.ok(&["images", "-q", "localhost/busybox"]).await?;
+    let filtered = crictl.ok(&["images", "-q", BUSYBOX]).await?;
     assert_eq!(
         filtered.lines().collect::<Vec<_>>(),
         [image_id.as_str().unwrap_or_default()]
@@ -442,21 +442,22 @@ async fn logs_as_they_are_asked_for() -> Result<()> {
         Ok(())
     })
     .await?;
+    let count = |n: &'static str| ["logs", "--tail", n, "--since", "1h"];
+    let last = crictl.run(&[&count("2")[..], &[&id]].concat()).await?;
     assert_eq!(
-        crictl.ok(&["logs", "-s", "stdout", "--tail", "2", &id]).await?,
-        "line 2\nline 3"
+        (&*last.stdout, &*last.stderr),
+        (&b"line 3\n"[..], &b"error\n"[..]),
+        "{}",
+        shown(&last)
     );
     assert_eq!(
         crictl.ok(&["logs", "-s", "stdout", "--limit-bytes", "6", &id]).await?,
         "line 1"
     );
-    let stamped = crictl.ok(&["logs", "-t", "-s", "stdout", "--tail", "1", &id]).await?;
-    ensure!(stamped.starts_with("20") && stamped.ends_with(" line 3"), "{stamped}");
-    assert_eq!(
-        crictl
-            .ok(&["logs", "--since", "1h", "-s", "stdout", "--tail", "1", &id])
-            .await?,
-        "line 3"
+    let stamped = crictl.ok(&["logs", "-t", "--limit-bytes", "42", &id]).await?;
+    ensure!(
+        stamped.starts_with("20") && stamped.contains("T") && stamped.contains(" line 1"),
+        "{stamped}"
     );
     // The container before it: attempt 0 beside attempt 1.
     let log = node.path("logs/main/1.log");
@@ -536,7 +537,11 @@ async fn images_are_pulled_run_and_removed() -> Result<()> {
 
     let log = node.path("logs/main/1.log");
     ensure!(log.exists());
-    assert_eq!(crictl.ok(&["rm", "-f", &id]).await?, id);
+    assert_eq!(
+        crictl.ok(&["rm", "-f", &id]).await?,
+        format!("{id}\n{id}"),
+        "stopped and removed"
+    );
     ensure!(!log.exists(), "crictl removes the log file");
     let sandbox = crictl.ok(&["pods", "-q"]).await?;
     let removed = crictl.ok(&["rmp", "-f", &sandbox]).await?;

@@ -459,7 +459,10 @@ async fn devices_by_name_bring_all_that_their_file_says() -> Result<()> {
     node.file("driver/version", "7\n")?;
     let kind = format!("rc-e2e-{}.test/gpu", std::process::id());
     // Each is told the container's state, on the node (the last: inside).
-    let hook = |name: &str, path: &str| json!({ "hookName": name, "path": "/bin/sh", "args": ["sh", "-c", format!("cat > {path}/{name}")] });
+    let hook = |name: &str, path: &str| {
+        let script = format!("cat > {path}/{name}");
+        json!({ "hookName": name, "path": "/bin/sh", "args": ["sh", "-c", script] })
+    };
     let dir = node.path("driver").display().to_string();
     let hooks = ["prestart", "createRuntime", "createContainer"].map(|name| hook(name, &dir));
     let hooks: Vec<_> = hooks.into_iter().chain([hook("startContainer", "/tmp")]).collect();

@@ -2,9 +2,10 @@
 //!
 //! The files say what the CRI and the OCI runtime specification ask for and were written by them, not by what the code
 //! gives; so a difference is a fault until the file is shown to be wrong. Where we differ on purpose, they follow
-//! [`reconciler::container::spec`]: `slave` and `shared` for the recursive `rootfsPropagation`, HOME always set, seccomp
-//! beside the configuration, one read-only bind mount for each controller of cgroup v1, a swap limit of zero through
-//! `unified`, bind mounts for nodes outside `/dev` and in a user namespace, `{"type": "pid"}` for a shared one.
+//! [`reconciler::container::spec`]: `slave` and `shared` for the recursive `rootfsPropagation`, HOME always set, the
+//! seccomp filter beside the configuration, one read-only bind mount for each controller of cgroup v1, a swap limit of
+//! zero through `unified`, bind mounts for nodes outside `/dev` and in a user namespace, `{"type": "pid"}` for a shared
+//! one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -235,8 +235,8 @@ pub static KEYS: &[Key] = &[
         kind: "integer, percent, 1 to 100",
         default: "85",
         when: When::Now,
-        meaning: "Where the images' file system is fuller than this, what nothing needs goes after a minute, whatever \
-                  images.gcGraceSeconds says.",
+        meaning: "Where the images' file system is fuller than this, what nothing needs goes after three minutes, if \
+                  images.gcGraceSeconds is longer.",
         check: of::<Percent>,
         ..KEY
     },

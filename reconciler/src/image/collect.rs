@@ -15,8 +15,8 @@ use crate::world::linux::usage::disk;
 
 /// Layers and blobs of a removed image go after so long, several removals at once.
 const SOON: Duration = Duration::from_millis(100);
-/// An import has written the record of its blobs after so long.
-const LEAST: Duration = Duration::from_secs(60);
+/// An import has most likely written the record of its blobs after so long.
+const LEAST: Duration = Duration::from_secs(180);
 
 /// Collects once. An import writes blobs before its record, so what is younger than the grace is no garbage. Nothing
 /// is collected before every image was looked at, nor while a record cannot be read.
