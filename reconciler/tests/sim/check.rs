@@ -63,6 +63,26 @@ pub fn statuses(cx: &Context) -> BTreeMap<String, String> {
     all
 }
 
+/// 5: as soon as a daemon answers, what another boot has ended is told as ended, and as [`always`] says for ever.
+pub fn boot(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
+    let (boot, unsure) = {
+        let node = sim.lock();
+        // A write that fails leaves it to the loop.
+        (node.boot_id(), node.unrest.fail > 0 || node.daemon == 0)
+    };
+    let other = |boot_id: &str, deleted: bool| boot_id != boot && !deleted && !unsure;
+    for c in cx.store.list::<ContainerKind>() {
+        if other(&c.meta.boot_id, c.meta.deleted()) && c.status.phase != ContainerPhase::Exited {
+            problems.push(format!("5: {} of another boot is {:?}", c.uid(), c.status.phase));
+        }
+    }
+    for s in cx.store.list::<SandboxKind>() {
+        if other(&s.meta.boot_id, s.meta.deleted()) && s.status.phase != SandboxPhase::NotReady {
+            problems.push(format!("5: sandbox {} of another boot is {:?}", s.uid(), s.status.phase));
+        }
+    }
+}
+
 /// Exit codes as they were told first.
 pub type Exits = BTreeMap<String, (i32, i64, String)>;
 
