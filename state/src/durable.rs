@@ -191,6 +191,7 @@ impl Disk {
         if free > KEEP_DAMAGED {
             // Enough are kept to look at; the newest replaces the last of them.
             let last = name(KEEP_DAMAGED);
+            tracing::warn!(path = %last.display(), "too many damaged databases are kept: the newest takes its place");
             let replaced = std::fs::remove_dir_all(&last).and_then(|()| std::fs::rename(&aside, &last));
             replaced.map_err(|e| failed(&last, "cannot replace it", &e))?;
             sync_dir(&self.root)?;
@@ -269,6 +270,10 @@ impl crate::disk::Disk for Disk {
         self.kept.insert(key);
     }
 
+    fn release(&mut self, key: &str) -> bool {
+        self.kept.remove(key)
+    }
+
     fn kept(&self) -> usize {
         self.kept.len()
     }
@@ -301,10 +306,12 @@ impl crate::disk::Disk for Disk {
         if result.is_err() {
             // After any failed write sled refuses all others, and what reached the disk is unknown.
             result = self.reopen().and_then(|present| {
-                let ops = difference(present, all());
+                let mut again = difference(present, all());
+                // An unreadable record that is thrown away is in neither.
+                again.extend(ops.iter().filter(|op| op.value.is_none()).cloned());
                 self.open
                     .as_ref()
-                    .map_or_else(|| Ok(()), |database| self.write(database, &ops, head))
+                    .map_or_else(|| Ok(()), |database| self.write(database, &again, head))
             });
         }
         match &result {

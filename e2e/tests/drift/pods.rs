@@ -101,6 +101,43 @@ async fn drift_08_shim_dead_container_alive() -> Result<()> {
     node.finish().await
 }
 
+/// Torture case T07: the monitor of a sleeper is killed, alone and along with it. Within 5 s it is adopted, or told as
+/// ended and not as a success; never does it run without its process.
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_08_a_sleepers_monitor_is_killed() -> Result<()> {
+    let node = Node::start().await?;
+    node.busybox().await?;
+    for along in [false, true] {
+        let pod = node.pod(if along { "both" } else { "monitor" });
+        let sandbox = node.cri.run_sandbox(&pod).await?;
+        let id = node.cri.launch(&sandbox, &pod, &shell("c", "sleep 1000")).await?;
+        let pid = node.cri.container_pid(&id).await?;
+        kill9(shim_of(&node, &sandbox)?)?;
+        if along {
+            kill9(pid)?;
+        }
+        e2e::eventually(Duration::from_secs(5), async || {
+            let status = node.cri.container(&id).await?;
+            if !along {
+                let run = node.cri.exec(&id, &["true"], 2).await?;
+                ensure!(run.exit_code == 0 && node.cri.container_pid(&id).await? == pid, "{run:?}");
+                return Ok(());
+            }
+            let lost = (255, "Unknown", "exit status lost");
+            let told = (status.exit_code, &*status.reason, &*status.message);
+            ensure!(status.state() == ContainerState::ContainerExited, "{status:?}");
+            ensure!(told == lost || status.exit_code == 137, "{status:?}");
+            Ok(())
+        })
+        .await?;
+        assert_eq!(Process::read(pid).is_none(), along);
+        // The pause lives through it.
+        let status = node.cri.sandbox(&sandbox).await?;
+        assert_eq!(status.state(), PodSandboxState::SandboxReady, "{status:?}");
+    }
+    node.finish().await
+}
+
 /// A terminal cannot be handed over: the container gets SIGHUP, and its status says why.
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_08_shim_dead_terminal() -> Result<()> {

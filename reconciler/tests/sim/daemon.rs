@@ -57,6 +57,12 @@ impl Disk for SimDisk {
         self.kept += 1;
     }
 
+    fn release(&mut self, _: &str) -> bool {
+        let kept = self.kept > 0;
+        self.kept -= usize::from(kept);
+        kept
+    }
+
     fn kept(&self) -> usize {
         self.kept
     }
