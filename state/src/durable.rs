@@ -579,6 +579,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_bad_record_is_thrown_away_when_asked() {
+        for (what, damage) in DAMAGES {
+            let (root, images) = damaged(damage);
+            let (store, _) = open(root.path(), None).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let discard = |uid: &str| runtime.block_on(store.discard("Image", uid)).unwrap();
+            assert!(!discard(images[1].uid()), "{what}: it can be read");
+            assert!(discard(images[0].uid()) && !discard(images[0].uid()), "{what}");
+            assert!(!store.any_quarantined() && !store.quarantined(images[0].uid()));
+            drop(store);
+            let (store, opened) = open(root.path(), None).unwrap();
+            assert!(opened.quarantined.is_empty() && opened.rebuilt.is_none(), "{what}: {opened:?}");
+            assert_eq!(store.list::<ImageKind>().len(), 1);
+        }
+    }
+
     /// A value as version 0.1.0 writes it, made by another program.
     #[test]
     fn the_bytes_of_the_first_format_stay_readable() {

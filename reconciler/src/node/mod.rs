@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use state::Node;
 use state::node::{LOCAL, NodeKind, NodeSpec, NodeStatus};
-use state::store::{New, Opened};
+use state::store::New;
 use state::{Condition, Meta};
 
 use crate::container::spec::HostFacts;
