@@ -28,7 +28,10 @@ impl Hung {
     pub fn mount(point: PathBuf) -> Result<Hung> {
         fs::create_dir(&point)?;
         let server = File::options().read(true).write(true).open("/dev/fuse")?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", server.as_raw_fd());
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0,allow_other",
+            server.as_raw_fd()
+        );
         mount(Some("hung"), &point, Some("fuse"), MsFlags::empty(), Some(&*options)).context("mount a FUSE")?;
         Ok(Hung {
             point,

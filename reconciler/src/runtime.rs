@@ -214,7 +214,11 @@ fn end_of_kind<K: Staged>(cx: &Arc<Context>, writes: &mut JoinSet<()>) {
         let cx = cx.clone();
         writes.spawn(async move {
             if let Err(e) = pass::end::<K>(&cx, &object).await {
-                tracing::warn!(kind = K::KIND, name = object.meta.name, "its end is not written yet: {e}");
+                tracing::warn!(
+                    kind = K::KIND,
+                    name = object.meta.name,
+                    "its end is not written yet: {e}"
+                );
             }
         });
     }

@@ -28,6 +28,8 @@ fn case(seed: u64) -> Case {
         fail: [0, 10, 50][rng.below(3) as usize],
         delay: [0, 20, 3000][rng.below(3) as usize],
         cni: [0, 100, 300][rng.below(3) as usize],
+        hang: [0, 0, 50][rng.below(3) as usize],
+        full: [0, 0, 10][rng.below(3) as usize],
     };
     Case {
         name: name.to_owned(),
@@ -61,7 +63,10 @@ fn same(seed: u64) -> bool {
         let at = parts.unwrap_or(first.trace.len().min(second.trace.len()));
         println!("seed {seed} parts at line {at}:");
         for trace in [&first.trace, &second.trace] {
-            trace[at.saturating_sub(3)..].iter().take(6).for_each(|line| println!("    {line}"));
+            trace[at.saturating_sub(3)..]
+                .iter()
+                .take(6)
+                .for_each(|line| println!("    {line}"));
             println!();
         }
     }
@@ -96,7 +101,10 @@ fn main() -> ExitCode {
         _ => {
             let failed = (1..=SEEDS).filter(|seed| !run(*seed, false)).count();
             let other = (1..=SEEDS).filter(|seed| seed % TWICE == 0 && !same(*seed)).count();
-            println!("{SEEDS} seeds, {failed} failed, {other} of {} took another course", SEEDS / TWICE);
+            println!(
+                "{SEEDS} seeds, {failed} failed, {other} of {} took another course",
+                SEEDS / TWICE
+            );
             failed + other == 0
         }
     };

@@ -10,7 +10,11 @@ fn golden<M: Message + Default + PartialEq>(message: M, hex: &str) {
     let pairs = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
     let mut bytes: Vec<u8> = pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
     assert_eq!(M::decode(&*bytes).unwrap(), message);
-    let same: String = message.encode_to_vec().iter().map(|byte| format!("{byte:02x}")).collect();
+    let same: String = message
+        .encode_to_vec()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     assert_eq!(same, hex, "{message:?}");
     // Field 1000, of text.
     bytes.extend([0xc2, 0x3e, 3, b'n', b'e', b'w']);
@@ -60,7 +64,14 @@ fn the_envelope() {
     assert_eq!(frame[..HEADER], [0, 0, 0, 6, 0, 0, 0, 7, 2, 0]);
     for (byte, kind) in [(1, Kind::Request), (2, Kind::Response), (3, Kind::Data)] {
         let header = Header::read(&[0, 0, 1, 0, 0, 0, 0, 9, byte, 0]).unwrap();
-        assert_eq!(header, Some(Header { len: 256, stream: 9, kind }));
+        assert_eq!(
+            header,
+            Some(Header {
+                len: 256,
+                stream: 9,
+                kind
+            })
+        );
     }
 }
 
@@ -107,10 +118,13 @@ fn the_pod_and_its_processes() {
             "2f75314203776562",
         ),
     );
-    golden(run(), concat!(
+    golden(
+        run(),
+        concat!(
             "0a02633112022f621a062f722f72756e22072f732f6669666f2a082f6c2f632e6c6f67300138014001480252026330584d60",
             "8020",
-        ));
+        ),
+    );
     golden(
         Started {
             pid: 42,
@@ -173,7 +187,12 @@ fn execs_and_streams() {
         },
         "0a026331100118012001",
     );
-    let kinds = [StreamKind::Stdin, StreamKind::Stdout, StreamKind::Stderr, StreamKind::Terminal];
+    let kinds = [
+        StreamKind::Stdin,
+        StreamKind::Stdout,
+        StreamKind::Stderr,
+        StreamKind::Terminal,
+    ];
     golden(
         Streams {
             kinds: kinds.map(i32::from).to_vec(),

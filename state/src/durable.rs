@@ -591,7 +591,10 @@ mod tests {
             assert!(!store.any_quarantined() && !store.quarantined(images[0].uid()));
             drop(store);
             let (store, opened) = open(root.path(), None).unwrap();
-            assert!(opened.quarantined.is_empty() && opened.rebuilt.is_none(), "{what}: {opened:?}");
+            assert!(
+                opened.quarantined.is_empty() && opened.rebuilt.is_none(),
+                "{what}: {opened:?}"
+            );
             assert_eq!(store.list::<ImageKind>().len(), 1);
         }
     }

@@ -88,7 +88,10 @@ async fn drift_28_layer_damaged() -> Result<()> {
     node.serve().await?;
     let (code, plan) = crate::dry(&node).await?;
     let note = told(&plan).with_context(|| format!("{plan:#}"))?;
-    ensure!(code == 0 && note["severity"] == "note" && note["since"].is_number(), "{code} {note:#}");
+    ensure!(
+        code == 0 && note["severity"] == "note" && note["since"].is_number(),
+        "{code} {note:#}"
+    );
     assert_eq!(note["repair"], "reconcile images check --deep --repair");
     let (_, findings) = crate::json(&node, &["doctor"]).await?;
     told(&findings).context("the doctor's")?;

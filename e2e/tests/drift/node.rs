@@ -31,7 +31,10 @@ async fn drift_37_clock_set() -> Result<()> {
         let (code, report) = crate::dry(&node).await?;
         let found = finding(&report, "clock-jumped")?;
         let message = found["message"].as_str().unwrap_or_default();
-        ensure!(code == 0 && message.contains(&format!("set by {told}")), "{code} {report:#}");
+        ensure!(
+            code == 0 && message.contains(&format!("set by {told}")),
+            "{code} {report:#}"
+        );
         ensure!(report["done"].as_array().is_some_and(Vec::is_empty), "{report:#}");
         let (_, findings) = json(&node, &["doctor"]).await?;
         assert_eq!(finding(&findings, "clock-jumped")?["severity"], "note");

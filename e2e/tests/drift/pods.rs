@@ -120,7 +120,10 @@ async fn drift_08_a_sleepers_monitor_is_killed() -> Result<()> {
             let status = node.cri.container(&id).await?;
             if !along {
                 let run = node.cri.exec(&id, &["true"], 2).await?;
-                ensure!(run.exit_code == 0 && node.cri.container_pid(&id).await? == pid, "{run:?}");
+                ensure!(
+                    run.exit_code == 0 && node.cri.container_pid(&id).await? == pid,
+                    "{run:?}"
+                );
                 return Ok(());
             }
             let lost = (255, "Unknown", "exit status lost");

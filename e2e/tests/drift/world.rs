@@ -560,7 +560,10 @@ async fn drift_39_unkillable() -> Result<()> {
         let found = finding(&report, "task-unkillable")?;
         ensure!(code == 20 && found["since"].is_number(), "{code} {found:#}");
         let message = found["message"].as_str().unwrap_or_default();
-        ensure!(message.contains(&pid.to_string()) && message.contains("fuse"), "{found:#}");
+        ensure!(
+            message.contains(&pid.to_string()) && message.contains("fuse"),
+            "{found:#}"
+        );
         Ok(())
     })
     .await;

@@ -39,11 +39,17 @@ pub async fn run(cx: &Arc<Context>, permit: &Permit) -> Result<Vec<Planned>> {
     done.retain(|step| permit.allows(step));
     for step in &done {
         cx.store.discard(&step.kind, &step.uid).await?;
-        tracing::warn!(kind = step.kind, uid = step.uid, "unreadable record thrown away, as asked");
+        tracing::warn!(
+            kind = step.kind,
+            uid = step.uid,
+            "unreadable record thrown away, as asked"
+        );
     }
     if !done.is_empty() {
         let nodes = cx.store.list::<NodeKind>();
-        nodes.iter().for_each(|node| cx.queues.nodes.look(node.uid(), "record thrown away"));
+        nodes
+            .iter()
+            .for_each(|node| cx.queues.nodes.look(node.uid(), "record thrown away"));
     }
     Ok(done)
 }

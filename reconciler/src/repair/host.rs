@@ -87,8 +87,13 @@ fn descriptors() -> Option<Finding> {
     let limit = crate::world::linux::usage::process::max_open_files(i32::try_from(std::process::id()).ok()?)?;
     let used = fs::read_dir("/proc/self/fd").ok()?.count() as u64;
     (used > limit / 10 * 9).then(|| {
-        let message = format!("{used} of {limit} file descriptors are in use; for good: LimitNOFILE of the daemon's unit");
-        let command = format!("prlimit --pid {} --nofile={}", std::process::id(), limit.saturating_mul(4));
+        let message =
+            format!("{used} of {limit} file descriptors are in use; for good: LimitNOFILE of the daemon's unit");
+        let command = format!(
+            "prlimit --pid {} --nofile={}",
+            std::process::id(),
+            limit.saturating_mul(4)
+        );
         Finding::new("descriptors", Severity::Human, "node", message).repair(command)
     })
 }

@@ -69,7 +69,8 @@ async fn unverified(cx: &Context, image: &Image) -> Option<Finding> {
     let doubtful = cx.world.images.doubtful(&image.status.chain_ids).await.ok()?;
     let clock = &cx.world.clock;
     (doubtful > 0).then(|| {
-        let message = format!("{doubtful} layers are not verified since an unclean boot; they are before their first use");
+        let message =
+            format!("{doubtful} layers are not verified since an unclean boot; they are before their first use");
         let object = format!("Image {}", image.meta.name);
         let finding = Finding::new("layers-unverified", Severity::Note, object, message);
         Finding {

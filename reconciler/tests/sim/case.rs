@@ -87,10 +87,7 @@ pub fn play(case: &Case) -> Outcome {
     WARM.call_once(|| {
         // What is made once in a program's life must not draw from the first play's chance.
         for (_, ops) in super::scenarios::all() {
-            let first = Case {
-                ops,
-                ..Case::default()
-            };
+            let first = Case { ops, ..Case::default() };
             chance::from_seed(0, || act(&first));
         }
     });
@@ -246,7 +243,11 @@ impl Course<'_> {
     }
 
     async fn rest(&mut self, daemon: &Daemon) {
-        self.sim.lock().unrest = Unrest::default();
+        {
+            let mut node = self.sim.lock();
+            node.unrest = Unrest::default();
+            node.full = false;
+        }
         tokio::time::sleep(REST).await;
         check::always(&daemon.running.cx, &mut self.exits, &mut self.problems);
         check::at_rest(&self.sim, &daemon.running.cx, &self.client.promised, &mut self.problems).await;

@@ -20,7 +20,9 @@ pub fn from_seed<T: Send>(seed: u64, work: impl FnOnce() -> T + Send) -> T {
             SEED.set(Some(seed));
             work()
         };
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, seeded);
+        let thread = std::thread::Builder::new()
+            .stack_size(STACK)
+            .spawn_scoped(scope, seeded);
         let done = thread.expect("a thread for the play").join();
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })

@@ -78,7 +78,11 @@ pub fn boot(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
     }
     for s in cx.store.list::<SandboxKind>() {
         if other(&s.meta.boot_id, s.meta.deleted()) && s.status.phase != SandboxPhase::NotReady {
-            problems.push(format!("5: sandbox {} of another boot is {:?}", s.uid(), s.status.phase));
+            problems.push(format!(
+                "5: sandbox {} of another boot is {:?}",
+                s.uid(),
+                s.status.phase
+            ));
         }
     }
 }

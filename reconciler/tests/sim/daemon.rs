@@ -68,6 +68,12 @@ impl Disk for SimDisk {
     }
 
     fn room(&self) -> Result<()> {
+        if self.sim.lock().full {
+            return Err(Error::Full {
+                path: ROOT.to_owned(),
+                problem: "only changes and removals are taken".to_owned(),
+            });
+        }
         Ok(())
     }
 
@@ -147,6 +153,7 @@ fn copies(sim: &Arc<Sim>) -> Copies {
 }
 
 pub struct Daemon {
+    pub sim: Arc<Sim>,
     pub store: Store,
     pub services: Services,
     pub running: Running,
@@ -169,6 +176,7 @@ impl Daemon {
         let (closing, closed) = watch::channel(false);
         let services = Services::new(store.clone(), cri::Config::default(), closed);
         Ok(Daemon {
+            sim: sim.clone(),
             store,
             services,
             running,

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use reconciler::error::{Class, Error, Result};
@@ -178,6 +179,25 @@ struct Job {
     in_pod: bool,
 }
 
+/// A process of an exec; it goes with its connection.
+struct Exec<'a> {
+    node: &'a Connection,
+    pid: i32,
+}
+
+impl Drop for Exec<'_> {
+    fn drop(&mut self) {
+        let mut node = self.node.part.sim.lock();
+        if node
+            .procs
+            .get(&self.pid)
+            .is_some_and(|proc| proc.exec && proc.sandbox == self.node.sandbox)
+        {
+            node.procs.remove(&self.pid);
+        }
+    }
+}
+
 impl Connection {
     fn who(&self) -> Who {
         Who::Shim(self.sandbox.clone(), self.life)
@@ -281,6 +301,7 @@ impl Connection {
             in_pod: job.in_pod,
             rootfs: None,
             first: true,
+            exec: false,
         });
         if let Some(task) = node
             .shims
@@ -474,9 +495,36 @@ impl Shim for Connection {
             .ok_or_else(|| refused("ReopenLog", Code::NotFound, "no such process"))
     }
 
-    async fn exec(&self, _: ExecRequest) -> shim::Result<ExecOutput> {
+    async fn exec(&self, request: ExecRequest) -> shim::Result<ExecOutput> {
         self.call("Exec").await?;
-        Ok(ExecOutput::default())
+        let refuse = || refused("Exec", Code::FailedPrecondition, "it does not run");
+        let work: u64 = request.args.get(1).and_then(|ms| ms.parse().ok()).unwrap_or(0);
+        let limit = u64::try_from(request.timeout_ns).unwrap_or(0);
+        let (work, limit) = (Duration::from_millis(work), Duration::from_nanos(limit));
+        let pid = self.step("Exec", "shim: exec begins", |node| {
+            let first = node.procs.values().find(|proc| proc.id == request.id && proc.begun());
+            let joined = Proc {
+                first: false,
+                exec: true,
+                ..first?.clone()
+            };
+            Some(node.fork(joined))
+        })?;
+        let pid = pid.ok_or_else(refuse)?;
+        // Dropped with its caller, it ends the process.
+        let process = Exec { node: self, pid };
+        tokio::time::sleep(work.min(limit)).await;
+        if self.part.sim.lock().check(&self.who()).is_err() {
+            return Err(shim::Error::Disconnected { method: "Exec" });
+        }
+        let timed_out = work > limit;
+        let alive = self.part.sim.lock().procs.get(&pid).is_some_and(|proc| proc.exec);
+        drop(process);
+        Ok(ExecOutput {
+            exit_code: if alive && !timed_out { 0 } else { 137 },
+            timed_out,
+            ..ExecOutput::default()
+        })
     }
 
     async fn closed(&self) {
