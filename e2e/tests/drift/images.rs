@@ -159,8 +159,13 @@ async fn drift_30_builtin_image_gone() -> Result<()> {
             false => fs::remove_file(path)?,
         }
     }
-    let (code, report) = crate::json(&node, &["--once"]).await?;
-    assert_eq!(code, 10, "{report:#}");
+    for args in [&["--once", "--dry-run"][..], &["--once"]] {
+        let (code, report) = crate::json(&node, args).await?;
+        ensure!(
+            code == 10 && report["done"].to_string().contains(HELLO),
+            "{args:?}: {code} {report:#}"
+        );
+    }
     quiet(&node).await?;
     node.serve().await?;
     let pod = pods::host_network(node.pod("again"));

@@ -115,9 +115,11 @@ async fn drift_02_duplicate_records() -> Result<()> {
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("record.json"), serde_json::to_vec(&record)?)?;
     fs::remove_dir_all(node.root().join("store"))?;
-    let (code, report) = json(&node, &["--once"]).await?;
-    assert_eq!(code, 10, "{report:#}");
-    assert!(report["done"].to_string().contains(&uid), "{report:#}");
+    for args in [&["--once", "--dry-run"][..], &["--once"]] {
+        let (code, report) = json(&node, args).await?;
+        assert_eq!(code, 10, "{args:?}: {report:#}");
+        assert!(report["done"].to_string().contains(&uid), "{args:?}: {report:#}");
+    }
     node.serve().await?;
     runs(&node, &young).await?;
     assert_eq!(node.cri.sandboxes(None).await?.len(), 1);
@@ -246,6 +248,9 @@ async fn drift_11_exit_not_consumed() -> Result<()> {
         Ok(())
     })
     .await?;
+    let (code, plan) = dry(&node).await?;
+    let due = step(&plan, "rootfs", "NotWanted").context("what it stood on is taken down")?;
+    ensure!(code == 10 && due["uid"] == id, "{code} {plan:#}");
     node.serve().await?;
     let first = node.cri.exited(&id).await?;
     assert_eq!(first.exit_code, 0);
