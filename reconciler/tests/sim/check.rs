@@ -177,6 +177,10 @@ fn settled(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
             ContainerPhase::Created | ContainerPhase::Exited => procs == 0,
             _ => false,
         };
+        let lost = sim.lock().writes_elsewhere(c.uid());
+        if c.status.phase == ContainerPhase::Running && lost {
+            problems.push(format!("12: the log of container {} has lost its name", c.uid()));
+        }
         if !ok || c.meta.deleted() {
             let why = &c.status.conditions;
             problems.push(format!(

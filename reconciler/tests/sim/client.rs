@@ -1,6 +1,7 @@
 //! A client as the kubelet is one: it does a list of calls, one after the other, and comes again when one fails.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 use cri::records::v1::{ApplyRequest, DeleteRequest, Document, records_server::Records};
@@ -46,6 +47,8 @@ pub enum Op {
     Exec(&'static str, u64),
     /// Opens a container's log anew.
     Reopen(&'static str),
+    /// Pod and container: somebody renames the log, or (`false`) removes it.
+    LoseLog(&'static str, &'static str, bool),
     /// The disk is full from here on, or (`false`) has room again.
     Fill(bool),
     /// What may be refused, and if so is not asked for again.
@@ -163,6 +166,15 @@ impl Client {
                 let known = self.promised.clone();
                 if Box::pin(self.call(daemon, op)).await.is_err() {
                     self.promised = known;
+                }
+                Ok(())
+            }
+            Op::LoseLog(pod, name, renamed) => {
+                let log = Path::new(LOGS).join(pod).join(format!("{name}.log"));
+                let mut node = daemon.sim.lock();
+                match renamed {
+                    true => node.fs.rename(&log, &log.with_extension("1")),
+                    false => node.fs.unlink(&log),
                 }
                 Ok(())
             }

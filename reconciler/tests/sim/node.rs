@@ -116,6 +116,9 @@ pub struct Task {
     pub cgroup: String,
     pub pid: i32,
     pub kill_at: Option<u64>,
+    /// Where its output goes, and the file that is open for it.
+    pub log: Option<PathBuf>,
+    pub log_file: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -600,6 +603,13 @@ impl Node {
                 shim.tasks.remove(id);
             }
         });
+    }
+
+    /// Is what a container's output goes to another file than the one of that name?
+    pub fn writes_elsewhere(&self, id: &str) -> bool {
+        let tasks = self.shims.values().filter_map(|shim| shim.tasks.get(id));
+        let mut logs = tasks.filter_map(|task| Some((task.log_file, self.fs.inode(task.log.as_ref()?))));
+        logs.any(|(open, named)| open.is_none() || open != named)
     }
 
     fn in_pod(&self, sandbox: &str) -> Vec<i32> {

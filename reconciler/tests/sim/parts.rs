@@ -138,6 +138,10 @@ impl Files for Part {
         self.sim.lock().fs.exists(path)
     }
 
+    fn identity(&self, path: &Path) -> (u64, u64) {
+        self.sim.lock().fs.inode(path).map_or((0, 0), |inode| (1, inode))
+    }
+
     fn make_dir(&self, path: &Path, _: u32) -> Result<()> {
         if Files::exists(self, path) {
             return self.look();

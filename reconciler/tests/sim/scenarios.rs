@@ -108,11 +108,11 @@ pub fn all() -> Vec<(&'static str, Vec<Op>)> {
                 running(&["run"]),
                 vec![
                     Op::Exec("c", 50),
+                    Op::LoseLog(POD, "c", true),
                     Op::Reopen("c"),
+                    Op::LoseLog(POD, "c", false),
                     Op::Exec("c", 60_000),
                     cancelled(Op::Exec("c", 1000), 300),
-                    Op::Stop("c", 1),
-                    Op::Exec("c", 10),
                 ],
             ]
             .concat(),

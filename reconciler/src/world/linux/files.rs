@@ -66,6 +66,10 @@ impl crate::world::Files for Files {
         path.exists()
     }
 
+    fn identity(&self, path: &Path) -> (u64, u64) {
+        path.metadata().map_or((0, 0), |meta| (meta.dev(), meta.ino()))
+    }
+
     fn make_dir(&self, path: &Path, mode: u32) -> Result<()> {
         let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
         made.map_err(Error::io("make directory", path))
