@@ -3,7 +3,7 @@
 //! 1 answered creates stand | 2 rest is rest | 3 each name has one record | 4 all removed, nothing left
 //! 5 a status recomputed equals the live one | 6 one start, one process tree (`shims`) | 7 exit codes never change
 //! 8 nothing goes before its users (`parts`) | 9 no condition from the future | 10 looking changes nothing
-//! 14 a lost database loses no object (1 and 6 after `Blow::Store`)
+//! 12 output goes to the log of that name | 14 a lost database loses no object (1 and 6 after `Blow::Store`)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
