@@ -6,7 +6,7 @@ use shim::api::*;
 use shim::frame::{HEADER, Header, Kind, encode};
 
 /// The bytes say this and this gives the bytes; what a later version adds is no obstacle.
-fn golden<M: Message + Default + PartialEq>(message: M, hex: &str) {
+fn golden<M: Message + Default + PartialEq + std::fmt::Debug>(message: M, hex: &str) {
     let pairs = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
     let mut bytes: Vec<u8> = pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
     assert_eq!(M::decode(&*bytes).unwrap(), message);
