@@ -25,7 +25,7 @@ pub mod runtime;
 mod server;
 mod services;
 mod subject;
-mod translate;
+pub mod translate;
 
 pub use error::{Error, Result};
 pub use server::{MESSAGE_LIMIT, bind, serve};

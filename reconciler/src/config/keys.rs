@@ -232,6 +232,16 @@ pub static KEYS: &[Key] = &[
         ..KEY
     },
     Key {
+        path: "images.gcHighPercent",
+        kind: "integer, percent, 1 to 100",
+        default: "85",
+        when: When::Now,
+        meaning: "Where the images' file system is fuller than this, what nothing needs goes after three minutes, if \
+                  images.gcGraceSeconds is longer.",
+        check: of::<Percent>,
+        ..KEY
+    },
+    Key {
         path: "containers.seccomp",
         kind: "RuntimeDefault, Unconfined, or the absolute path of a profile",
         default: "Unconfined",

@@ -20,6 +20,8 @@ pub struct Live {
     pub handlers: Handlers,
     /// Age at which content that nothing needs is garbage.
     pub gc_grace: Duration,
+    /// Above it the images' file system is too full to wait for that, percent; 100 is never.
+    pub gc_high: u8,
 }
 
 impl Default for Live {
@@ -30,6 +32,7 @@ impl Default for Live {
             max_line: 16 << 10,
             handlers: Handlers::default(),
             gc_grace: Duration::from_secs(600),
+            gc_high: 100,
         }
     }
 }
@@ -43,6 +46,7 @@ impl Config {
             max_line: self.logs.max_line_bytes.0,
             handlers,
             gc_grace: Duration::from_secs(self.images.gc_grace_seconds.0),
+            gc_high: self.images.gc_high_percent.0,
         }
     }
 

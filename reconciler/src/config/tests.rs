@@ -240,6 +240,7 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
             "cgroup.driver: systemd: this build makes cgroups by itself only",
         ),
         ("images: {pinned: ['UPPER:1']}\n", "images.pinned: "),
+        ("images: {gcHighPercent: 0}\n", "must be from 1 to 100"),
         (
             "containers: {rlimits: {nofiles: 1}}\n",
             "did you mean `containers.rlimits.nofile`?",

@@ -67,6 +67,7 @@ pub struct Images {
     pub pinned: Vec<ImageName>,
     pub sandbox_image: ImageName,
     pub gc_grace_seconds: Grace,
+    pub gc_high_percent: Percent,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]

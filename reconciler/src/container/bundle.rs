@@ -286,6 +286,9 @@ async fn sources(
     images: BTreeMap<usize, PathBuf>,
     host: &HostFacts,
 ) -> Result<(Vec<spec::ResolvedMount>, Vec<spec::ResolvedDevice>)> {
+    if object.spec.mounts.is_empty() && object.spec.devices.is_empty() {
+        return Ok((Vec::new(), Vec::new()));
+    }
     let (mounts, devices, host) = (object.spec.mounts.clone(), object.spec.devices.clone(), host.clone());
     let found = tokio::task::spawn_blocking(move || {
         let mounts = spec::resolve_mounts(&mounts, &images, &host)?;

@@ -145,7 +145,7 @@ impl Reloader {
         if changed("oomScore.daemon") {
             self.set_oom_score(config);
         }
-        if changed("images.gcGraceSeconds") {
+        if changed("images.gcGraceSeconds") || changed("images.gcHighPercent") {
             world.images.look_for_garbage();
         }
         Ok(())
