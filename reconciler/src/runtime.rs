@@ -42,6 +42,8 @@ pub struct Options {
     pub registry: registry::Config,
     /// Cgroup above the shims' own; `None`: theirs is at the top, named after the instance.
     pub shim_cgroup: Option<String>,
+    /// Cgroups are made by systemd; `None`: if it can.
+    pub systemd: Option<bool>,
     pub shim_oom_score: Option<i32>,
     pub live: Live,
 }
@@ -96,6 +98,7 @@ impl Runtime {
             network,
             registry: options.registry,
             shim_cgroup: options.shim_cgroup,
+            systemd: options.systemd,
         })?;
         world.shims.set_oom_score(options.shim_oom_score);
         let runtime = Runtime::on(store, opened, world);
