@@ -124,6 +124,14 @@ fn compile(module: &Path, package: &str, verb: &[&str], program: &Path) -> Resul
     Ok(())
 }
 
+/// Makes a certificate of this name, signed by itself, and its key, both in PEM.
+pub fn certificate(cert: &Path, key: &Path, name: &str) -> Result<()> {
+    let mut command = Command::new("openssl");
+    command.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2".split(' '));
+    command.args(["-subj", &format!("/CN={name}"), "-keyout"]).arg(key);
+    check(command.arg("-out").arg(cert)).map(drop)
+}
+
 /// Runs `work` on a thread inside a network namespace. A socket it returns stays there, and holds the namespace.
 pub fn in_netns<T: Send + 'static>(
     netns: impl AsRef<Path>,
@@ -138,4 +146,18 @@ pub fn in_netns<T: Send + 'static>(
     std::thread::spawn(inside)
         .join()
         .map_err(|_| anyhow!("the thread in the network namespace panicked"))?
+}
+
+/// The environment under which a program's wall clock is moved: `+2h`, `-365d`. Clocks that never jump stay.
+pub fn clock(shift: &str) -> Result<Vec<(&'static str, String)>> {
+    let library = format!(
+        "/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1",
+        std::env::consts::ARCH
+    );
+    ensure!(Path::new(&library).exists(), "install the Debian package libfaketime");
+    Ok(vec![
+        ("LD_PRELOAD", library),
+        ("FAKETIME", shift.to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+    ])
 }

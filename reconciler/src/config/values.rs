@@ -390,6 +390,22 @@ impl TryFrom<u64> for Grace {
     }
 }
 
+/// A part of a whole, 1 to 100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u8")]
+pub struct Percent(pub u8);
+
+impl TryFrom<u8> for Percent {
+    type Error = String;
+
+    fn try_from(percent: u8) -> Result<Percent, String> {
+        match (1..=100).contains(&percent) {
+            true => Ok(Percent(percent)),
+            false => Err("must be from 1 to 100".to_owned()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

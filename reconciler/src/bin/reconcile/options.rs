@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
 use reconciler::config::values::{Address, CgroupDriver, Network};
-use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, keys};
+use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, handlers, keys};
 use reconciler::runtime::Options;
 use reconciler::streaming;
 use reconciler::world::linux::network::Mode;
@@ -163,7 +163,7 @@ impl Global {
                 CgroupDriver::Auto => None,
             },
             shim_oom_score: self.config.oom_score.shims.map(|score| score.0),
-            live: self.config.live(),
+            live: self.config.live(handlers::probe(&self.config, &self.settings)?),
         })
     }
 
