@@ -1,8 +1,9 @@
 #!/bin/bash
-# Runs in the guest, started by systemd.sh.
+# systemd-inside.sh DRIVER: runs in the guest, started by systemd.sh.
 set -uo pipefail
 work=/root/systemd
 mkdir -p "$work" && cd "$work" || exit 1
+driver=$1
 checks=0 failed=0
 
 # check NAME COMMAND…: a check is a command that succeeds.
@@ -29,6 +30,10 @@ soon() {
 install_all() {
   install -m 755 /mnt/share/reconcile /mnt/share/reconcile-shim /usr/local/bin/
   install -m 644 /mnt/share/reconcile.service /etc/systemd/system/
+  mkdir -p /etc/reconcile
+  printf 'apiVersion: reconcile/v1\nkind: Config\nnetwork: {mode: builtin}\ncgroup: {driver: %s}\n' "$driver" \
+    >/etc/reconcile/config.yaml
+  echo 'runtime-endpoint: unix:///run/reconcile/reconcile.sock' >/etc/crictl.yaml
   mkdir -p image/{bin,tmp,etc,proc,sys,dev}
   cp /bin/busybox image/bin/
   for name in $(/bin/busybox --list); do [[ $name = busybox ]] || ln -sf busybox "image/bin/$name"; done
@@ -38,7 +43,7 @@ install_all() {
   echo '[{"Config":"config.json","RepoTags":["localhost/busybox:1"],"Layers":["layer.tar"]}]' >manifest.json
   tar -cf image.tar manifest.json config.json layer.tar
 }
-crictl() { /mnt/share/crictl --runtime-endpoint unix:///run/reconcile/reconcile.sock --timeout 60s "$@"; }
+crictl() { /mnt/share/crictl --timeout 60s "$@"; }
 
 # pod NAME: a sandbox's id; its parent is a slice as a kubelet would name it.
 pod() {
@@ -66,8 +71,9 @@ check "image and unit" install_all
 systemctl daemon-reload
 check "systemctl start waits until it serves (Type=notify)" systemctl start reconcile
 check "import" reconcile images import image.tar
-driver=$(crictl runtime-config 2>/dev/null | jq -r .linux.cgroupDriver)
-echo "        cgroup driver: $driver"
+# The CRI's SYSTEMD is 0, CGROUPFS is 1.
+told() { crictl runtime-config | grep -qi "$driver"; }
+check "RuntimeConfig: $driver" told
 parent=/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice
 sandbox=$(pod one)
 check "a pod in a slice" test -n "$sandbox"
@@ -79,6 +85,19 @@ main=$(start "$sandbox" one main 'trap "" TERM; while true; do sleep 1; done' "$
 check "a container runs" same "$(state "$main")" CONTAINER_RUNNING
 dir=$(cgroup "$main")
 echo "        cgroup: $dir"
+if [[ $driver = systemd ]]; then
+  check "it is a scope of the pod's slice" same "${dir#/sys/fs/cgroup}" "$parent/reconcile-$main.scope"
+  prop() { systemctl show -P "$1" "reconcile-$main.scope"; }
+  check "the scope: active" same "$(prop ActiveState)" active
+  check "the scope: Delegate" same "$(prop Delegate)" yes
+  check "the scope: MemoryMax" same "$(prop MemoryMax)" 67108864
+  check "the scope: TasksMax" same "$(prop TasksMax)" 50
+  check "the scope: CPUQuota" same "$(prop CPUQuotaPerSecUSec)" 500ms
+  held() { for pid in $(<"$dir/cgroup.procs"); do readlink "/proc/$pid/exe"; done | grep reconcile-shim; }
+  alone() { ! held; }
+  check "the scope has the container alone" soon alone
+  check "the pause has a scope" systemctl is-active "reconcile-$sandbox.scope"
+fi
 check "it is below the pod's slice" test "${dir#/sys/fs/cgroup"$parent"/}" != "$dir"
 check "memory.max" same "$(<"$dir/memory.max")" 67108864
 check "cpu.max" same "$(<"$dir/cpu.max")" "50000 100000"
@@ -91,6 +110,7 @@ check "an update" crictl update --memory 100663296 "$main"
 check "an update is in the kernel" same "$(<"$dir/memory.max")" 100663296
 before=$(limits "$dir")
 systemctl daemon-reload
+[[ $driver != systemd ]] || check "an update is in the scope" same "$(prop MemoryMax)" 100663296
 check "and stays over daemon-reload" same "$(limits "$dir")" "$before"
 systemctl daemon-reexec
 check "and over daemon-reexec" same "$(limits "$dir")" "$before"
@@ -99,8 +119,12 @@ check "and over daemon-reexec" same "$(limits "$dir")" "$before"
 oom=$(start "$sandbox" one oom 'tail /dev/zero' '{"resources": {"memory_limit_in_bytes": 16777216}}')
 check "a container out of memory ends" soon exited "$oom"
 check "OOM: reason and code" same "$(crictl inspect "$oom" | jq -r '.status | "\(.reason) \(.exitCode)"')" "OOMKilled 137"
+if [[ $driver = systemd ]]; then
+  ended() { [[ $(systemctl is-active "reconcile-$oom.scope") != active ]]; }
+  check "the scope of what has ended has ended" soon ended
+fi
 if [[ -e /proc/pressure/cpu ]]; then
-  psi() { crictl stats -o json "$main" | jq -e '.stats[0] | .cpu.psi.full and .memory.psi.some and .io.psi.some'; }
+  psi() { crictl stats -o json "$main" | jq -c '.stats[0]' | tee psi && jq -e '[.cpu, .memory, .io] | map(.psi.Full != null) | all' psi; }
   check "PSI in the stats" soon psi
 else
   echo "        no PSI in this kernel"
@@ -183,6 +207,8 @@ check "critest, AppArmor" critest 3>&1
 # --- And nothing is left
 remove() { crictl rmp -f "$sandbox"; }
 check "the pod is removed" remove
+scopes() { ! systemctl list-units --all --plain --no-legend 'reconcile-*.scope' | grep .; }
+check "no scope is left" soon scopes
 left() { find /sys/fs/cgroup/kubepods.slice -name '*reconcile*' -o -name "*$sandbox*" | grep . && return 1 || return 0; }
 check "no cgroup of it is left" left
 check "no shim is left" soon bash -c '! pgrep -x reconcile-shim'

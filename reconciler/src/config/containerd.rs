@@ -66,13 +66,13 @@ const RULES: &[(&str, &str, Convert)] = &[
     ("cri.x509_key_pair_streaming.tls_cert_file", "streaming.tls.cert", same),
     ("cri.x509_key_pair_streaming.tls_key_file", "streaming.tls.key", same),
     ("cri.containerd.runtimes.*.options.ShimCgroup", "cgroup.shims", same),
-    ("cri.containerd.default_runtime_name", "defaultHandler", same),
     (
         "cri.containerd.runtimes.*.options.SystemdCgroup",
         "cgroup.driver",
         driver,
     ),
     ("cri.systemd_cgroup", "cgroup.driver", driver),
+    ("cri.containerd.default_runtime_name", "defaultHandler", same),
 ];
 
 /// The runtime type whose programs are called as the OCI says, and that stands for if none is named.
