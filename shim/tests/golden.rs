@@ -35,8 +35,7 @@ fn run() -> RunRequest {
         pid_target: "c0".into(),
         start_by: 77,
         max_line: 4096,
-        // Of a later version.
-        ..RunRequest::default()
+        ..Default::default() // what later versions added
     }
 }
 
