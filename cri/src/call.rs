@@ -66,7 +66,7 @@ fn margin(limit: Duration) -> Duration {
 }
 
 /// As tokio has it, whose clock waits follow.
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 

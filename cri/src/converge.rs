@@ -3,7 +3,7 @@
 //! The waiting happens in the call's own future, so a client that leaves drops a waiter and nothing else.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use state::container::ContainerKind;
 use state::image::ImageKind;
@@ -190,7 +190,7 @@ fn late<K: Observed>(now: Option<Arc<Object<K>>>, record: &Object<K>, started: I
         Some(c) => (c.stage.clone(), since(c.since), what_for(c)),
         None => (
             "all".to_owned(),
-            started.elapsed(),
+            crate::call::now().saturating_duration_since(started),
             "it was not looked at yet".to_owned(),
         ),
     };
@@ -211,6 +211,5 @@ fn what_for(condition: &Condition) -> String {
 }
 
 fn since(ns: i64) -> Duration {
-    let then = UNIX_EPOCH + Duration::from_nanos(u64::try_from(ns).unwrap_or_default());
-    SystemTime::now().duration_since(then).unwrap_or_default()
+    Duration::from_nanos(u64::try_from(state::clock::now_ns().saturating_sub(ns)).unwrap_or_default())
 }

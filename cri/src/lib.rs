@@ -29,4 +29,4 @@ pub mod translate;
 
 pub use error::{Error, Result};
 pub use server::{MESSAGE_LIMIT, bind, serve};
-pub use services::{Config, OnceHook, OnceReport, ReloadHook, Services, Told};
+pub use services::{Config, Handler, OnceHook, OnceReport, ReloadHook, Services, Told};

@@ -11,7 +11,7 @@
 //!        --> cni    a CNI plugin that fails and hangs when told
 //!        --> kubelet runs Kubernetes' own kubelet on its socket
 //!        --> tools  runs other programs of the node; crictl: that one
-//!        --> disk   file systems that lack something, for its root
+//!        --> disk   file systems that lack something, for its root; hung: those that never answer
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
 //!   peers     the same faults on another runtime, side by side
@@ -30,6 +30,7 @@ pub mod crictl;
 pub mod disk;
 pub mod faults;
 pub mod hub;
+pub mod hung;
 pub mod images;
 pub mod kubelet;
 pub mod leaks;

@@ -147,3 +147,17 @@ pub fn in_netns<T: Send + 'static>(
         .join()
         .map_err(|_| anyhow!("the thread in the network namespace panicked"))?
 }
+
+/// The environment under which a program's wall clock is moved: `+2h`, `-365d`. Clocks that never jump stay.
+pub fn clock(shift: &str) -> Result<Vec<(&'static str, String)>> {
+    let library = format!(
+        "/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1",
+        std::env::consts::ARCH
+    );
+    ensure!(Path::new(&library).exists(), "install the Debian package libfaketime");
+    Ok(vec![
+        ("LD_PRELOAD", library),
+        ("FAKETIME", shift.to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+    ])
+}

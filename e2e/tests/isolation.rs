@@ -2,17 +2,16 @@
 //! owed is written down, shown and paid.
 
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::client::{Cri, within};
 use e2e::faults::Faults;
+use e2e::hung::Hung;
 use e2e::node::{Node, Options};
 use e2e::pods::{self, HELLO};
 use e2e::v1::*;
 use e2e::{cni, eventually};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -137,37 +136,6 @@ async fn a_stopped_shim_and_a_hanging_del_delay_one_pod() -> Result<()> {
     node.cri.remove_sandbox(&stuck).await?;
     assert_eq!(cni::leases(&node), 0);
     node.finish().await
-}
-
-/// A file system whose server never answers: whoever looks at it waits.
-struct Hung {
-    point: std::path::PathBuf,
-    server: Option<fs::File>,
-}
-
-impl Hung {
-    fn mount(point: std::path::PathBuf) -> Result<Hung> {
-        fs::create_dir(&point)?;
-        let server = fs::File::options().read(true).write(true).open("/dev/fuse")?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
-        mount(Some("hung"), &point, Some("fuse"), MsFlags::empty(), Some(&*options)).context("mount a FUSE")?;
-        Ok(Hung {
-            point,
-            server: Some(server),
-        })
-    }
-
-    /// Whoever waits is told that there is no server.
-    fn let_go(&mut self) {
-        self.server = None;
-        let _ = umount2(&self.point, MntFlags::MNT_DETACH);
-    }
-}
-
-impl Drop for Hung {
-    fn drop(&mut self) {
-        self.let_go();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -141,6 +141,7 @@ impl Runtime {
     /// Looks at everything, then starts the loop.
     pub async fn start(self) -> Result<Running> {
         self.sync_network().await?;
+        end_earlier_boots(&self.cx).await;
         self.prepare().await?;
         let Runtime { cx, receivers } = self;
         // Half a second once in a root's life: an empty store can run its first pod as soon as it answers.
@@ -195,6 +196,32 @@ pub(crate) fn sweep_shared(world: &World) {
     world.cgroups.remove_if_empty(world.shims.cgroup());
     // Where they were before another one was configured.
     world.cgroups.remove_if_empty(&world.paths.default_shim_cgroup());
+}
+
+/// Writes down the ends of what another boot has ended, before anybody can ask: what is told once never changes. What
+/// cannot be written now is by the loop, and is unknown until then.
+async fn end_earlier_boots(cx: &Arc<Context>) {
+    let mut writes = JoinSet::new();
+    end_of_kind::<SandboxKind>(cx, &mut writes);
+    end_of_kind::<ContainerKind>(cx, &mut writes);
+    writes.join_all().await;
+}
+
+fn end_of_kind<K: Staged>(cx: &Arc<Context>, writes: &mut JoinSet<()>) {
+    let mut objects = cx.store.list::<K>();
+    objects.retain(|object| object.meta.boot_id != cx.world.clock.boot_id);
+    for object in objects {
+        let cx = cx.clone();
+        writes.spawn(async move {
+            if let Err(e) = pass::end::<K>(&cx, &object).await {
+                tracing::warn!(
+                    kind = K::KIND,
+                    name = object.meta.name,
+                    "its end is not written yet: {e}"
+                );
+            }
+        });
+    }
 }
 
 /// The first look: statuses from what is there, nothing changed.

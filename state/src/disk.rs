@@ -28,6 +28,8 @@ pub trait Disk: Send {
     fn root_id(&self) -> &str;
     /// Leaves an unreadable record's key alone for good.
     fn keep(&mut self, key: String);
+    /// No longer: its record is thrown away by the next commit. False if it was not kept.
+    fn release(&mut self, key: &str) -> bool;
     /// How many are so kept.
     fn kept(&self) -> usize;
     /// May new records be made, or is the rest of the disk kept for removals?

@@ -191,6 +191,7 @@ impl Disk {
         if free > KEEP_DAMAGED {
             // Enough are kept to look at; the newest replaces the last of them.
             let last = name(KEEP_DAMAGED);
+            tracing::warn!(path = %last.display(), "too many damaged databases are kept: the newest takes its place");
             let replaced = std::fs::remove_dir_all(&last).and_then(|()| std::fs::rename(&aside, &last));
             replaced.map_err(|e| failed(&last, "cannot replace it", &e))?;
             sync_dir(&self.root)?;
@@ -269,6 +270,10 @@ impl crate::disk::Disk for Disk {
         self.kept.insert(key);
     }
 
+    fn release(&mut self, key: &str) -> bool {
+        self.kept.remove(key)
+    }
+
     fn kept(&self) -> usize {
         self.kept.len()
     }
@@ -301,10 +306,12 @@ impl crate::disk::Disk for Disk {
         if result.is_err() {
             // After any failed write sled refuses all others, and what reached the disk is unknown.
             result = self.reopen().and_then(|present| {
-                let ops = difference(present, all());
+                let mut again = difference(present, all());
+                // An unreadable record that is thrown away is in neither.
+                again.extend(ops.iter().filter(|op| op.value.is_none()).cloned());
                 self.open
                     .as_ref()
-                    .map_or_else(|| Ok(()), |database| self.write(database, &ops, head))
+                    .map_or_else(|| Ok(()), |database| self.write(database, &again, head))
             });
         }
         match &result {
@@ -569,6 +576,26 @@ mod tests {
             assert_eq!(store.by_name::<ImageKind>("a").unwrap().meta.ready_by, None);
             drop(store);
             assert!(open(root.path(), None).unwrap().1.quarantined.is_empty(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_bad_record_is_thrown_away_when_asked() {
+        for (what, damage) in DAMAGES {
+            let (root, images) = damaged(damage);
+            let (store, _) = open(root.path(), None).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let discard = |uid: &str| runtime.block_on(store.discard("Image", uid)).unwrap();
+            assert!(!discard(images[1].uid()), "{what}: it can be read");
+            assert!(discard(images[0].uid()) && !discard(images[0].uid()), "{what}");
+            assert!(!store.any_quarantined() && !store.quarantined(images[0].uid()));
+            drop(store);
+            let (store, opened) = open(root.path(), None).unwrap();
+            assert!(
+                opened.quarantined.is_empty() && opened.rebuilt.is_none(),
+                "{what}: {opened:?}"
+            );
+            assert_eq!(store.list::<ImageKind>().len(), 1);
         }
     }
 

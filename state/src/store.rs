@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -74,7 +74,7 @@ pub struct Store {
 struct Inner {
     root_id: String,
     published: Arc<Published>,
-    quarantined: HashSet<String>,
+    quarantined: RwLock<HashSet<String>>,
     boot_id: String,
     usage: usage::Mailbox,
     work: Work,
@@ -131,7 +131,7 @@ impl Store {
         let inner = Inner {
             root_id,
             published,
-            quarantined: opened.quarantined.iter().map(|(_, uid, _)| uid.clone()).collect(),
+            quarantined: RwLock::new(quarantined(&opened)),
             boot_id,
             usage: usage::Mailbox::default(),
             work: Work::Thread {
@@ -150,7 +150,7 @@ impl Store {
         let inner = Inner {
             root_id: writer.disk.root_id().to_owned(),
             published,
-            quarantined: opened.quarantined.iter().map(|(_, uid, _)| uid.clone()).collect(),
+            quarantined: RwLock::new(quarantined(&opened)),
             boot_id: writer.boot_id.clone(),
             usage: usage::Mailbox::default(),
             work: Work::Here(Mutex::new(writer)),
@@ -340,7 +340,31 @@ impl Store {
 
     /// Is this uid quarantined (its record unreadable)? Its things must not be swept.
     pub fn quarantined(&self, uid: &str) -> bool {
-        self.inner.quarantined.contains(uid)
+        self.quarantine().contains(uid)
+    }
+
+    /// Is any?
+    pub fn any_quarantined(&self) -> bool {
+        !self.quarantine().is_empty()
+    }
+
+    /// Throws an unreadable record away; what it owns is nobody's from then on. False if it is not quarantined.
+    pub async fn discard(&self, kind: &str, uid: &str) -> Result<bool> {
+        if !self.quarantined(uid) {
+            return Ok(false);
+        }
+        let key = format!("{kind}/{uid}");
+        self.submit(move |writer| {
+            writer.discard(key);
+            Ok(())
+        })
+        .await?;
+        let mut quarantined = self.inner.quarantined.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(quarantined.remove(uid))
+    }
+
+    fn quarantine(&self) -> RwLockReadGuard<'_, HashSet<String>> {
+        self.inner.quarantined.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the status in memory and tells watchers, if it differs.
@@ -391,6 +415,10 @@ pub(crate) fn not_found<K: Kind>(name: &str) -> Error {
         kind: K::KIND,
         name: name.to_owned(),
     }
+}
+
+fn quarantined(opened: &Opened) -> HashSet<String> {
+    opened.quarantined.iter().map(|(_, uid, _)| uid.clone()).collect()
 }
 
 fn check_size<S: serde::Serialize>(meta: &Meta, spec: &S) -> Result<()> {

@@ -38,6 +38,8 @@ struct Staged {
     op: Op,
     /// May its durability wait for the next batch?
     lazy: bool,
+    /// It throws away an unreadable record, which otherwise is kept.
+    unkeep: bool,
     publish: Box<dyn FnOnce(&Published) + Send>,
     revert: Box<dyn FnOnce(&mut Tables) + Send>,
 }
@@ -114,6 +116,9 @@ impl Writer {
             }
             Err(error) => {
                 for staged in staged.into_iter().rev() {
+                    if staged.unkeep {
+                        self.disk.keep(staged.op.key.clone());
+                    }
                     (staged.revert)(&mut self.ahead);
                 }
                 Err(error)
@@ -180,6 +185,7 @@ impl Writer {
                 value: Some(json),
             },
             lazy: false,
+            unkeep: false,
             publish: Box::new(move |published| published.of::<K>().publish(&new)),
             revert: Box::new(move |ahead| revert::<K>(ahead, &uid, before)),
         });
@@ -198,8 +204,21 @@ impl Writer {
                 value: None,
             },
             lazy: before.meta.deleted(),
+            unkeep: false,
             publish: Box::new(move |published| published.of::<K>().forget(&gone)),
             revert: Box::new(move |ahead| revert::<K>(ahead, &back, Some(before))),
+        });
+    }
+
+    /// Stages the erasure of an unreadable record.
+    pub fn discard(&mut self, key: String) {
+        let unkeep = self.disk.release(&key);
+        self.staged.push(Staged {
+            op: Op { key, value: None },
+            lazy: false,
+            unkeep,
+            publish: Box::new(|_| {}),
+            revert: Box::new(|_| {}),
         });
     }
 

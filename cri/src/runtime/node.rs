@@ -42,17 +42,20 @@ pub(super) fn status(services: &Services, request: &v1::StatusRequest) -> Result
         condition("RuntimeReady", find(&node, "Ready"), "RuntimeNotReady"),
         condition("NetworkReady", find(&node, "NetworkReady"), "NetworkPluginNotReady"),
     ];
-    let features = v1::RuntimeHandlerFeatures {
-        recursive_read_only_mounts: node.status.recursive_read_only,
-        user_namespaces: node.status.user_namespaces,
-    };
-    let mut names = services.config.handlers.clone();
-    names.push(String::new());
-    names.sort();
+    let told = services.told();
+    let mut names: Vec<&str> = told.handlers.iter().map(|handler| handler.name.as_str()).collect();
+    names.push("");
+    names.sort_unstable();
     names.dedup();
-    let handler = |name| v1::RuntimeHandler {
-        name,
-        features: Some(features),
+    let handler = |name: &str| {
+        let able = told.handler(name).unwrap_or_default();
+        v1::RuntimeHandler {
+            name: name.to_owned(),
+            features: Some(v1::RuntimeHandlerFeatures {
+                recursive_read_only_mounts: able.recursive_read_only && node.status.recursive_read_only,
+                user_namespaces: able.user_namespaces && node.status.user_namespaces,
+            }),
+        }
     };
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),

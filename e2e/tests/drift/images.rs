@@ -64,6 +64,50 @@ async fn drift_27_layer_directory_gone() -> Result<()> {
     node.finish().await
 }
 
+/// After an unclean boot layers are told as not verified yet; damage is found before the first use and made again from
+/// the blob. Damage without a boot is found by the deep check.
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_28_layer_damaged() -> Result<()> {
+    let mut node = Node::start().await?;
+    node.busybox().await?;
+    let mut files = layers(&node)?.into_iter().map(|layer| layer.join("fs/etc/passwd"));
+    let passwd = files.find(|file| file.exists()).context("a layer with a file")?;
+    let whole = fs::read(&passwd)?;
+    let cut = || fs::OpenOptions::new().write(true).open(&passwd)?.set_len(1);
+    let told = |report: &serde_json::Value| {
+        let all = report["findings"].as_array().or_else(|| report.as_array());
+        let of = |f: &&serde_json::Value| f["id"] == "layers-unverified" && f["object"] == format!("Image {BUSYBOX}");
+        all.and_then(|all| all.iter().find(of).cloned())
+    };
+    node.kill9().await?;
+    cut()?;
+    let mark = node.root().join("layers/mark.json");
+    let mut boot: serde_json::Value = serde_json::from_slice(&fs::read(&mark)?)?;
+    boot["boot"] = "another".into();
+    fs::write(&mark, boot.to_string())?;
+    node.serve().await?;
+    let (code, plan) = crate::dry(&node).await?;
+    let note = told(&plan).with_context(|| format!("{plan:#}"))?;
+    ensure!(
+        code == 0 && note["severity"] == "note" && note["since"].is_number(),
+        "{code} {note:#}"
+    );
+    assert_eq!(note["repair"], "reconcile images check --deep --repair");
+    let (_, findings) = crate::json(&node, &["doctor"]).await?;
+    told(&findings).context("the doctor's")?;
+    assert_eq!(node.inside(BUSYBOX, "grep -c root /etc/passwd").await?, ["1"]);
+    assert_eq!(fs::read(&passwd)?, whole);
+    let (_, plan) = crate::dry(&node).await?;
+    ensure!(told(&plan).is_none(), "{plan:#}");
+
+    cut()?;
+    let check = node.reconcile(&["images", "check", "--deep"]).await?;
+    assert_eq!(check.status.code(), Some(20), "{}", e2e::node::shown(&check));
+    node.ok(&["images", "check", "--deep", "--repair"]).await?;
+    assert_eq!(fs::read(&passwd)?, whole);
+    node.finish().await
+}
+
 /// A blob that is gone or cut short is fetched again from where it came.
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_29_blob_gone_or_short() -> Result<()> {
@@ -115,8 +159,13 @@ async fn drift_30_builtin_image_gone() -> Result<()> {
             false => fs::remove_file(path)?,
         }
     }
-    let (code, report) = crate::json(&node, &["--once"]).await?;
-    assert_eq!(code, 10, "{report:#}");
+    for args in [&["--once", "--dry-run"][..], &["--once"]] {
+        let (code, report) = crate::json(&node, args).await?;
+        ensure!(
+            code == 10 && report["done"].to_string().contains(HELLO),
+            "{args:?}: {code} {report:#}"
+        );
+    }
     quiet(&node).await?;
     node.serve().await?;
     let pod = pods::host_network(node.pod("again"));

@@ -1,5 +1,17 @@
 //! The kinds of drift, one test each, on the real kernel: made, seen in the plan with its proof and risk, repaired or
-//! honestly told, and not seen again. And: a healthy node shows none.
+//! honestly told, and not seen again. And: a healthy node shows none. The table of kinds, what sees and what repairs each,
+//! is `reconciler/src/repair/drift.md`.
+//!
+//! | kinds | file |
+//! |---|---|
+//! | 1 to 6, 11 | `records` |
+//! | 7 to 10, 12, 34 (with 8), 35 | `pods` |
+//! | 13 to 25, 31 to 33, 39, 40 | `world` |
+//! | 26 to 30 | `images` |
+//! | 37, 38 | `node` |
+//!
+//! Kind 36 (a changed file of a directory or configuration) is the daemon's reload; of kind 22 the units of systemd are
+//! not ours.
 
 mod images;
 mod node;

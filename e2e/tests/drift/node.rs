@@ -1,4 +1,4 @@
-//! Kind 38, and a node that is well.
+//! Kinds 37 and 38, and a node that is well.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,6 +12,38 @@ use e2e::v1::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::{finding, json, quiet, repaired, up};
+
+/// A clock that was set is a note, and changes nothing of what runs. (Another clock for the daemon alone: the machine's
+/// is everybody's.)
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_37_clock_set() -> Result<()> {
+    let mut node = Node::start().await?;
+    let up = up(&node, "clocked").await?;
+    for (shift, told) in [(Some("+2h"), "+7"), (Some("-2h"), "-7"), (None, "")] {
+        node.stop().await?;
+        node.options.env = shift.map(tools::clock).transpose()?.unwrap_or_default();
+        node.serve().await?;
+        crate::runs(&node, &up).await?;
+        if shift.is_none() {
+            quiet(&node).await?;
+            continue;
+        }
+        let (code, report) = crate::dry(&node).await?;
+        let found = finding(&report, "clock-jumped")?;
+        let message = found["message"].as_str().unwrap_or_default();
+        ensure!(
+            code == 0 && message.contains(&format!("set by {told}")),
+            "{code} {report:#}"
+        );
+        ensure!(report["done"].as_array().is_some_and(Vec::is_empty), "{report:#}");
+        let (_, findings) = json(&node, &["doctor"]).await?;
+        assert_eq!(finding(&findings, "clock-jumped")?["severity"], "note");
+        let (code, _) = json(&node, &["--once"]).await?;
+        assert_eq!(code, 0);
+        crate::runs(&node, &up).await?;
+    }
+    node.finish().await
+}
 
 /// On a full disk `--once` still repairs and removals still free; the doctor says what is full.
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use e2e::v1::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::{finding, json, kill9, quiet, repaired, runs, state_dir, up, up_in};
+use crate::{dry, finding, json, kill9, quiet, repaired, runs, state_dir, up, up_in};
 
 /// A process of the test's own with exactly this pid.
 fn reuse(pid: i32) -> Result<Child> {
@@ -46,6 +46,9 @@ async fn drift_07_pid_reused() -> Result<()> {
     })
     .await?;
     let mut other = reuse(gone.pid)?;
+    let (code, plan) = dry(&node).await?;
+    ensure!(code == 10, "{code} {plan:#}");
+    crate::step(&plan, "task", "ShimGone").context("it is not taken for its process")?;
     let (code, report) = json(&node, &["--once"]).await?;
     ensure!(code == 10, "{code}: {report:#}");
     node.serve().await?;
@@ -98,6 +101,57 @@ async fn drift_08_shim_dead_container_alive() -> Result<()> {
         ensure!(*text == n.to_string(), "line {n} is {text:?}");
     }
     assert!(texts.len() > 100);
+    node.finish().await
+}
+
+/// Torture case T07: the monitor of a sleeper is killed, alone and along with it. Within 5 s it is adopted, or told as
+/// ended and not as a success; never does it run without its process. Without a daemon it is a step of the plan.
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_08_a_sleepers_monitor_is_killed() -> Result<()> {
+    let mut node = Node::start().await?;
+    node.busybox().await?;
+    for along in [false, true] {
+        let pod = node.pod(if along { "both" } else { "monitor" });
+        let sandbox = node.cri.run_sandbox(&pod).await?;
+        let id = node.cri.launch(&sandbox, &pod, &shell("c", "sleep 1000")).await?;
+        let pid = node.cri.container_pid(&id).await?;
+        kill9(shim_of(&node, &sandbox)?)?;
+        if along {
+            kill9(pid)?;
+        }
+        e2e::eventually(Duration::from_secs(5), async || {
+            let status = node.cri.container(&id).await?;
+            if !along {
+                let run = node.cri.exec(&id, &["true"], 2).await?;
+                ensure!(
+                    run.exit_code == 0 && node.cri.container_pid(&id).await? == pid,
+                    "{run:?}"
+                );
+                return Ok(());
+            }
+            let lost = (255, "Unknown", "exit status lost");
+            let told = (status.exit_code, &*status.reason, &*status.message);
+            ensure!(status.state() == ContainerState::ContainerExited, "{status:?}");
+            ensure!(told == lost || status.exit_code == 137, "{status:?}");
+            Ok(())
+        })
+        .await?;
+        assert_eq!(Process::read(pid).is_none(), along);
+        // The pause lives through it.
+        let status = node.cri.sandbox(&sandbox).await?;
+        assert_eq!(status.state(), PodSandboxState::SandboxReady, "{status:?}");
+    }
+    let alone = up(&node, "alone").await?;
+    quiet(&node).await?;
+    node.stop().await?;
+    kill9(shim_of(&node, &alone.sandbox)?)?;
+    repaired(&node, "shim", "Dead", "A").await?;
+    node.serve().await?;
+    runs(&node, &alone).await?;
+    assert_eq!(
+        node.cri.exec(&alone.id, &["/hello", "echo", "x"], 5).await?.exit_code,
+        0
+    );
     node.finish().await
 }
 

@@ -66,6 +66,39 @@ async fn drift_01_record_unreadable() -> Result<()> {
     node.finish().await
 }
 
+/// What cannot be read is thrown away by name, and only so: with it goes what it owns, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_01_unreadable_record_thrown_away() -> Result<()> {
+    let mut node = Node::start().await?;
+    let (kept, torn) = (up(&node, "kept").await?, up(&node, "torn").await?);
+    node.stop().await?;
+    let key = format!("PodSandbox/{}", torn.sandbox);
+    tamper(&node, |at, value| {
+        (at == key).then(|| value[..value.len() / 2].to_vec())
+    })?;
+    fs::write(pods_dir(&node, &torn).join("record.json"), "{")?;
+    node.serve().await?;
+    let (code, report) = json(&node, &["--once"]).await?;
+    assert_eq!(code, 20, "{report:#}");
+    let found = finding(&report, "record-quarantined")?;
+    let command = found["repair"].as_str().context("a command")?.to_owned();
+    assert_eq!(command, format!("reconcile --once --object {}", torn.sandbox));
+    assert!(Process::read(torn.pid).is_some());
+
+    let (_, plan) = json(&node, &["--once", "--dry-run", "--object", &torn.sandbox]).await?;
+    let due = step(&plan, "record", "Quarantined")?;
+    ensure!(due["risk"] == "C" && due["action"] == "erase", "{due:#}");
+    let (code, report) = json(&node, &["--once", "--object", &torn.sandbox]).await?;
+    assert_eq!(code, 10, "{report:#}");
+    assert!(Process::read(torn.pid).is_none(), "what it owned went with it");
+    quiet(&node).await?;
+    runs(&node, &kept).await?;
+    node.crash().await?;
+    quiet(&node).await.context("thrown away for good")?;
+    runs(&node, &kept).await?;
+    node.finish().await
+}
+
 /// Two copies under one name, the database lost: the younger holds the name, the older is taken down.
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_02_duplicate_records() -> Result<()> {
@@ -82,9 +115,11 @@ async fn drift_02_duplicate_records() -> Result<()> {
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("record.json"), serde_json::to_vec(&record)?)?;
     fs::remove_dir_all(node.root().join("store"))?;
-    let (code, report) = json(&node, &["--once"]).await?;
-    assert_eq!(code, 10, "{report:#}");
-    assert!(report["done"].to_string().contains(&uid), "{report:#}");
+    for args in [&["--once", "--dry-run"][..], &["--once"]] {
+        let (code, report) = json(&node, args).await?;
+        assert_eq!(code, 10, "{args:?}: {report:#}");
+        assert!(report["done"].to_string().contains(&uid), "{args:?}: {report:#}");
+    }
     node.serve().await?;
     runs(&node, &young).await?;
     assert_eq!(node.cri.sandboxes(None).await?.len(), 1);
@@ -213,6 +248,9 @@ async fn drift_11_exit_not_consumed() -> Result<()> {
         Ok(())
     })
     .await?;
+    let (code, plan) = dry(&node).await?;
+    let due = step(&plan, "rootfs", "NotWanted").context("what it stood on is taken down")?;
+    ensure!(code == 10 && due["uid"] == id, "{code} {plan:#}");
     node.serve().await?;
     let first = node.cri.exited(&id).await?;
     assert_eq!(first.exit_code, 0);

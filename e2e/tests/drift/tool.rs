@@ -138,6 +138,12 @@ async fn the_doctor_says_what_helps() -> Result<()> {
             "{findings:#}"
         );
         assert_eq!(drift["repair"], "reconcile --once");
+        ensure!(drift["size"].is_number(), "{drift:#}");
+        let dated = |all: &serde_json::Value| {
+            let mut all = all.as_array().into_iter().flatten();
+            all.all(|f| f["since"].as_i64().is_some_and(|since| since > 0))
+        };
+        ensure!(dated(&findings), "{findings:#}");
         assert!(left.exists(), "it only reads");
         let yaml = node.reconcile(&["doctor", "-o", "yaml"]).await?;
         ensure!(shown(&yaml).contains("id: drift"), "{}", shown(&yaml));

@@ -1,6 +1,5 @@
 //! Stage `log`: the log file was opened anew as often as asked (CRI ReopenContainerLog).
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -42,7 +41,9 @@ impl Stage<ContainerKind> for Log {
             epochs.get(object.uid()).copied()
         };
         let same = match path(&*sandbox::of(cx, object)?, object) {
-            Some(path) => written(cx, object).await.map(|file| file == id(&path)),
+            Some(path) => written(cx, object)
+                .await
+                .map(|file| file == cx.world.files.identity(&path)),
             None => None,
         };
         Ok(Have { epoch, same })
@@ -81,11 +82,6 @@ impl Stage<ContainerKind> for Log {
     async fn undo(_: &Context, _: &Container) -> Result<Undone> {
         Ok(Undone::Done)
     }
-}
-
-/// Device and inode of the file of that name; zeros if there is none.
-fn id(path: &Path) -> (u64, u64) {
-    path.metadata().map_or((0, 0), |meta| (meta.dev(), meta.ino()))
 }
 
 /// Those of the file that the shim writes a container's log to, if it has one open and says so.

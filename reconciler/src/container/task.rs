@@ -72,8 +72,11 @@ impl Stage<ContainerKind> for Task {
         if !matches!(step, Step::Make(_)) {
             return Ok(());
         }
-        let request = request(cx, &sandbox, object);
-        allow_devices(cx, &sandbox, object)?;
+        let request = request(cx, &sandbox, object)?;
+        // Other runtimes see to the devices themselves.
+        if request.runtime.is_empty() {
+            allow_devices(cx, &sandbox, object)?;
+        }
         cx.world.runs.add(&dir(&cx.world.paths, object))?;
         match client.run(request).await {
             Ok(started) => {
@@ -213,7 +216,7 @@ fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Resu
     spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 
-fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest {
+fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<RunRequest> {
     let paths = &cx.world.paths;
     let own = dir(paths, object);
     let namespaces = &object.spec.security.namespaces;
@@ -223,7 +226,12 @@ fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest
         NamespaceMode::Node => PidNamespace::Host,
         NamespaceMode::Target => PidNamespace::Target,
     };
-    RunRequest {
+    let program = bundle::program(&cx.world, object)?;
+    let (runtime, runtime_options) = match program {
+        Some(program) => (program.binary.display().to_string(), program.options),
+        None => Default::default(),
+    };
+    Ok(RunRequest {
         id: object.uid().to_owned(),
         bundle: bundle::path(paths, object).display().to_string(),
         record: Paths::run_record(&own).display().to_string(),
@@ -238,5 +246,7 @@ fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest
         pid_target: namespaces.target_id.clone(),
         start_by: object.spec.start_by.unwrap_or(0),
         max_line: cx.live().max_line,
-    }
+        runtime,
+        runtime_options,
+    })
 }

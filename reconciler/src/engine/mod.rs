@@ -13,7 +13,7 @@ pub mod sweep;
 pub mod trigger;
 mod wiring;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
@@ -38,6 +38,8 @@ pub struct Context {
     pub outputs: Mutex<HashMap<String, Vec<File>>>,
     /// `logEpoch` up to which this process has reopened each container's log.
     pub log_epochs: Mutex<HashMap<String, u64>>,
+    /// When the doctor first saw what it finds, ns since the epoch.
+    pub seen: Mutex<BTreeMap<String, i64>>,
     /// What a reload may change.
     live: RwLock<Arc<Live>>,
 }
@@ -52,8 +54,15 @@ impl Context {
             looked: OnceLock::new(),
             outputs: Mutex::default(),
             log_epochs: Mutex::default(),
+            seen: Mutex::default(),
             live: RwLock::default(),
         }
+    }
+
+    /// Records that cannot be read and were not thrown away: kind, uid, why.
+    pub fn quarantined(&self) -> Vec<(String, String, String)> {
+        let all = self.opened.quarantined.iter();
+        all.filter(|(_, uid, _)| self.store.quarantined(uid)).cloned().collect()
     }
 
     /// The settings in force right now.

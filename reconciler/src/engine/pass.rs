@@ -114,6 +114,15 @@ const BOUND: Duration = Duration::from_secs(120);
 /// A verb that takes longer is told of in the object's conditions while it runs, for whoever waits or asks.
 const LONG: Duration = Duration::from_millis(500);
 
+/// Writes an object's end down, if what is there says that it has one; nothing else is done.
+pub async fn end<K: Staged>(cx: &Context, object: &Object<K>) -> Result<()> {
+    let facts = K::facts(cx, object).await?;
+    match K::height(cx, object, &facts).ended {
+        Some(why) => K::ended(cx, object, &why).await,
+        None => Ok(()),
+    }
+}
+
 /// Runs one pass.
 pub async fn run<K: Staged>(cx: &Context, object: &Object<K>, mode: Mode) -> Result<Passed<K>> {
     let mut facts = K::facts(cx, object).await?;

@@ -26,7 +26,7 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
         let made = i.spec.source == ImageSource::BuiltIn && i.status.phase == ImagePhase::Pending;
         !i.meta.deleted() && (i.status.phase == ImagePhase::Unknown || made)
     };
-    if images.iter().any(unsure) || !cx.opened.quarantined.is_empty() {
+    if images.iter().any(unsure) || cx.store.any_quarantined() {
         return Ok(0);
     }
     let mut roots = Roots::default();

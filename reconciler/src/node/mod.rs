@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use state::Node;
 use state::node::{LOCAL, NodeKind, NodeSpec, NodeStatus};
-use state::store::{New, Opened};
+use state::store::New;
 use state::{Condition, Meta};
 
 use crate::container::spec::HostFacts;
@@ -91,7 +91,7 @@ pub async fn pass(cx: &Arc<Context>, object: &Arc<Node>) -> Result<Next> {
             conditions::fails("OwnersMappable", "NoUserNamespaces", why, false)
         }
     });
-    all.extend(store_conditions(cx.opened.clone()));
+    all.extend(store_conditions(cx));
     conditions::keep_since(&mut all, &old.conditions, now);
     let (bytes, inodes) = cx.world.images.usage().await?;
     let status = NodeStatus {
@@ -126,18 +126,18 @@ async fn user_files(cx: &Context, kernel: (u32, u32)) -> UserFiles {
     }
 }
 
-fn store_conditions(opened: Opened) -> Vec<Condition> {
+fn store_conditions(cx: &Context) -> Vec<Condition> {
     let mut all = Vec::new();
-    if let Some(why) = opened.rebuilt {
+    if let Some(why) = cx.opened.rebuilt.clone() {
         all.push(Condition {
             reason: "Damaged".to_owned(),
             message: why,
             ..conditions::holds("StoreRebuilt")
         });
     }
-    if !opened.quarantined.is_empty() {
-        let names: Vec<String> = opened
-            .quarantined
+    let quarantined = cx.quarantined();
+    if !quarantined.is_empty() {
+        let names: Vec<String> = quarantined
             .iter()
             .map(|(kind, uid, why)| format!("{kind} {uid}: {why}"))
             .collect();

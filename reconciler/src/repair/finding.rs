@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::plan::Planned;
 use crate::engine::stage::Risk;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -25,7 +24,7 @@ pub struct Finding {
     /// What it is about: kind and name, or a path.
     pub object: String,
     pub message: String,
-    /// ns since the epoch.
+    /// ns since the epoch; from the doctor always there: what nothing dates is as old as its process has seen it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
     /// Bytes.
@@ -54,20 +53,6 @@ impl Finding {
         Finding {
             repair: command.into(),
             ..self
-        }
-    }
-
-    /// A step that is due.
-    pub fn of_step(step: &Planned) -> Finding {
-        let what = match step.message.as_str() {
-            "" => step.reason.clone(),
-            message => format!("{}: {message}", step.reason),
-        };
-        let object = format!("{} {}", step.kind, step.name);
-        let finding = Finding::new("drift", Severity::Repairable, object, format!("{}: {what}", step.stage));
-        Finding {
-            risk: step.risk,
-            ..finding.repair("reconcile --once")
         }
     }
 

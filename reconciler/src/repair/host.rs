@@ -1,6 +1,7 @@
 //! Findings about the host: what pods need of it, and what an earlier life of this root left.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
@@ -28,7 +29,7 @@ pub fn findings(cx: &Context) -> Vec<Finding> {
     found.extend(hosts(cx));
     if let Err(why) = cx.world.mounts.overlay() {
         let message = format!("{why}: every root file system is a copy of its image");
-        found.push(Finding::new("overlay", Severity::Note, "node", message));
+        found.push(Finding::new("overlay", Severity::Note, "node", message).repair("modprobe overlay"));
     }
     found.extend(cgroups(cx));
     found.extend(set_aside(&cx.world.paths.root));
@@ -37,13 +38,9 @@ pub fn findings(cx: &Context) -> Vec<Finding> {
 
 fn space(dir: &Path) -> Vec<Finding> {
     let Ok(stat) = statvfs(dir) else {
-        let message = "its file system cannot be looked at";
-        return vec![Finding::new(
-            "disk",
-            Severity::Human,
-            dir.display().to_string(),
-            message,
-        )];
+        let (name, message) = (dir.display().to_string(), "its file system cannot be looked at");
+        let command = format!("findmnt --target {name}");
+        return vec![Finding::new("disk", Severity::Human, name, message).repair(command)];
     };
     let mut found = Vec::new();
     let name = dir.display().to_string();
@@ -51,12 +48,9 @@ fn space(dir: &Path) -> Vec<Finding> {
     let free = stat.blocks_available().saturating_mul(unit);
     let total = stat.blocks().saturating_mul(unit);
     if stat.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
-        found.push(Finding::new(
-            "disk-read-only",
-            Severity::Human,
-            &name,
-            "its file system is read-only",
-        ));
+        let command = format!("mount -o remount,rw \"$(findmnt -no TARGET --target {name})\"");
+        let message = "its file system is read-only";
+        found.push(Finding::new("disk-read-only", Severity::Human, &name, message).repair(command));
     }
     if free < LOW_BYTES.min(total / 20) {
         let message = format!("{} MiB are free of {}", free >> 20, total >> 20);
@@ -93,8 +87,14 @@ fn descriptors() -> Option<Finding> {
     let limit = crate::world::linux::usage::process::max_open_files(i32::try_from(std::process::id()).ok()?)?;
     let used = fs::read_dir("/proc/self/fd").ok()?.count() as u64;
     (used > limit / 10 * 9).then(|| {
-        let message = format!("{used} of {limit} file descriptors are in use");
-        Finding::new("descriptors", Severity::Human, "node", message).repair("raise LimitNOFILE of the daemon's unit")
+        let message =
+            format!("{used} of {limit} file descriptors are in use; for good: LimitNOFILE of the daemon's unit");
+        let command = format!(
+            "prlimit --pid {} --nofile={}",
+            std::process::id(),
+            limit.saturating_mul(4)
+        );
+        Finding::new("descriptors", Severity::Human, "node", message).repair(command)
     })
 }
 
@@ -121,7 +121,11 @@ fn cgroups(cx: &Context) -> Vec<Finding> {
         .into_iter()
         .map(|controller| {
             let message = format!("controller {controller} is not there: its limits cannot be kept");
-            Finding::new("cgroup", Severity::Human, "node", message)
+            let finding = Finding::new("cgroup", Severity::Human, "node", message);
+            match cx.world.cgroups.v2() {
+                true => finding.repair(format!("echo +{controller} > /sys/fs/cgroup/cgroup.subtree_control")),
+                false => finding,
+            }
         })
         .collect()
 }
@@ -133,20 +137,30 @@ fn set_aside(root: &Path) -> Vec<Finding> {
     damaged
         .map(|entry| {
             let path = entry.path();
-            let changed = entry.metadata().and_then(|meta| meta.modified()).ok();
-            let since = changed.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
             let message = "a damaged database, kept for a look; the records were rebuilt from the copies";
             let finding = Finding::new("store-damaged", Severity::Note, path.display().to_string(), message);
             Finding {
-                since: since.and_then(|since| i64::try_from(since.as_nanos()).ok()),
-                size: Some(bytes(&path, &mut WALK.clone())),
+                since: modified(&path),
+                size: Some(size(&path)),
                 ..finding.repair(format!("rm -r {}", path.display()))
             }
         })
         .collect()
 }
 
-fn bytes(dir: &Path, left: &mut usize) -> u64 {
+/// When something was last changed, ns since the epoch.
+pub fn modified(path: &Path) -> Option<i64> {
+    let changed = path.symlink_metadata().and_then(|meta| meta.modified()).ok()?;
+    i64::try_from(changed.duration_since(UNIX_EPOCH).ok()?.as_nanos()).ok()
+}
+
+/// Bytes of the files below a directory and on its file system, as far as they are walked.
+pub fn size(dir: &Path) -> u64 {
+    let device = dir.symlink_metadata().map_or(0, |meta| meta.dev());
+    bytes(dir, device, &mut WALK.clone())
+}
+
+fn bytes(dir: &Path, device: u64, left: &mut usize) -> u64 {
     let mut sum = 0;
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if *left == 0 {
@@ -154,7 +168,8 @@ fn bytes(dir: &Path, left: &mut usize) -> u64 {
         }
         *left -= 1;
         match entry.metadata() {
-            Ok(meta) if meta.is_dir() => sum += bytes(&entry.path(), left),
+            Ok(meta) if meta.dev() != device => {}
+            Ok(meta) if meta.is_dir() => sum += bytes(&entry.path(), device, left),
             Ok(meta) => sum += meta.len(),
             Err(_) => {}
         }

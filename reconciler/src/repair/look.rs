@@ -9,11 +9,14 @@ use futures::future::join_all;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use serde::Deserialize;
 use state::container::ContainerKind;
+use state::image::ImageKind;
 use state::sandbox::SandboxKind;
-use state::{Container, PodSandbox};
+use state::{Container, Image, PodSandbox};
 
+use super::discard;
 use super::finding::{Finding, Severity};
 use crate::container;
+use crate::engine::stage::Risk;
 use crate::engine::{Context, live};
 
 /// What a shim may take to answer; one that takes longer is stopped or stuck.
@@ -29,10 +32,14 @@ const NS_PER_TICK: i64 = 10_000_000;
 
 /// Everything, looked at at once.
 pub async fn findings(cx: &Arc<Context>) -> Vec<Finding> {
-    let mut found = quarantined(cx);
+    let mut found = discard::findings(cx);
+    found.extend(rebuilt(cx));
     let sandboxes = cx.store.list::<SandboxKind>();
     let shims = join_all(sandboxes.iter().map(|sandbox| shim(cx, sandbox))).await;
     found.extend(shims.into_iter().flatten());
+    let images = cx.store.list::<ImageKind>();
+    let doubts = join_all(images.iter().map(|image| unverified(cx, image))).await;
+    found.extend(doubts.into_iter().flatten());
     if cx.world.usage.is_none() {
         return found;
     }
@@ -50,28 +57,28 @@ pub async fn findings(cx: &Arc<Context>) -> Vec<Finding> {
     found
 }
 
-fn quarantined(cx: &Context) -> Vec<Finding> {
-    let mut found = Vec::new();
-    for (kind, uid, why) in &cx.opened.quarantined {
-        let dir = match kind.as_str() {
-            "Image" => cx.world.paths.root.join("images").join(uid),
-            "Pod" => cx.world.paths.root.join("declared").join(uid),
-            _ => cx.world.paths.pod(uid),
-        };
-        let message = format!(
-            "its record in {} cannot be read ({why}); what it owns is left as it is",
-            cx.world.paths.root.join("store").display()
-        );
-        let copy = dir.join(crate::engine::record::COPY);
-        let repair = format!("put the record's text back as {}, restart the daemon", copy.display());
-        found
-            .push(Finding::new("record-quarantined", Severity::Human, format!("{kind} {uid}"), message).repair(repair));
-    }
-    if let Some(why) = &cx.opened.rebuilt {
-        let message = format!("the database was rebuilt from the copies beside the objects: {why}");
-        found.push(Finding::new("store-rebuilt", Severity::Note, "node", message));
-    }
-    found
+/// The database was lost and is there again.
+fn rebuilt(cx: &Context) -> Option<Finding> {
+    let why = cx.opened.rebuilt.as_ref()?;
+    let message = format!("the database was rebuilt from the copies beside the objects: {why}");
+    Some(Finding::new("store-rebuilt", Severity::Note, "node", message))
+}
+
+/// Layers that an unclean boot has put in doubt. Each is verified before its first use.
+async fn unverified(cx: &Context, image: &Image) -> Option<Finding> {
+    let doubtful = cx.world.images.doubtful(&image.status.chain_ids).await.ok()?;
+    let clock = &cx.world.clock;
+    (doubtful > 0).then(|| {
+        let message =
+            format!("{doubtful} layers are not verified since an unclean boot; they are before their first use");
+        let object = format!("Image {}", image.meta.name);
+        let finding = Finding::new("layers-unverified", Severity::Note, object, message);
+        Finding {
+            since: clock.now_ns().checked_sub_unsigned(clock.boottime_ns()),
+            risk: Risk::B,
+            ..finding.repair("reconcile images check --deep --repair")
+        }
+    })
 }
 
 /// A shim that does not answer, or that is of another version than this program.
@@ -105,7 +112,10 @@ async fn shim(cx: &Context, sandbox: &PodSandbox) -> Option<Finding> {
                     "{} bytes of output of {} were dropped: its log could not be written",
                     process.dropped_bytes, process.id
                 );
-                return Some(Finding::new("log-dropped", Severity::Note, name, message));
+                return Some(Finding {
+                    size: Some(process.dropped_bytes),
+                    ..Finding::new("log-dropped", Severity::Note, name, message)
+                });
             }
             (state.version != own || replaced).then(|| {
                 let message = format!(
@@ -145,7 +155,12 @@ fn kernel(cx: &Context) -> Vec<Finding> {
         if let Some(stop) = &run.stop
             && stop.deadline.saturating_add(UNKILLABLE) < cx.world.clock.boottime_ns()
         {
-            found.push(unkillable(&object, pid));
+            let over = clock.boottime_ns().saturating_sub(stop.deadline);
+            let since = clock.now_ns().checked_sub_unsigned(over);
+            found.push(Finding {
+                since,
+                ..unkillable(&object, pid)
+            });
         }
         if let Some(start) = &run.start {
             found.extend(jumped(boot, start.started_at, start.start_ticks));
@@ -205,12 +220,9 @@ fn missing_mount(cx: &Context, object: &Container, pid: i32) -> Option<Finding> 
         "{} is not mounted in process {pid} any more; restart the container to have it again",
         gone.destination.display()
     );
-    Some(Finding::new(
-        "mount-missing",
-        Severity::Human,
-        format!("Container {}", object.spec.name),
-        message,
-    ))
+    let name = format!("Container {}", object.spec.name);
+    let finding = Finding::new("mount-missing", Severity::Human, name, message);
+    Some(finding.repair(format!("reconcile delete container {}", object.uid())))
 }
 
 /// Is `path` there and no mount point? What cannot be looked at is not told.

@@ -13,6 +13,8 @@
 #![doc = include_str!("drift.md")]
 
 mod approve;
+mod discard;
+mod doctor;
 mod finding;
 mod host;
 mod look;
@@ -101,7 +103,7 @@ impl Report {
 /// Answers what is asked.
 pub async fn run(cx: &Arc<Context>, ask: &Ask) -> Result<Report> {
     if ask.doctor {
-        return doctor(cx).await;
+        return doctor::run(cx).await;
     }
     let permit = Permit::new(ask);
     if ask.dry_run {
@@ -122,7 +124,10 @@ pub async fn run(cx: &Arc<Context>, ask: &Ask) -> Result<Report> {
 
 /// The steps due now, over all objects and orphans, and what was found. Changes nothing.
 async fn plan(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
-    let mut report = Report::default();
+    let mut report = Report {
+        done: discard::due(cx, permit),
+        ..Report::default()
+    };
     for one in passes(cx, Mode::Plan, permit).await {
         report.done.extend(one.done);
         report.failed.extend(one.failed);
@@ -146,6 +151,7 @@ async fn plan(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
 /// Passes until nothing changes, then sweeps.
 async fn once(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
     let mut report = Report::default();
+    report.done.extend(discard::run(cx, permit).await?);
     report.done.extend(shared(cx, permit).await?);
     for _ in 0..ROUNDS {
         let mut all = Report::default();
@@ -199,29 +205,6 @@ async fn shared(cx: &Arc<Context>, permit: &Permit) -> Result<Vec<Planned>> {
     let left = keys(&round::<SandboxKind>(cx, Mode::Plan, permit).await.done);
     due.retain(|step| step.stage == "network" && !left.contains(&step.key()));
     Ok(due)
-}
-
-/// Everything that differs or is wrong, as findings with the command that helps. Reads only.
-async fn doctor(cx: &Arc<Context>) -> Result<Report> {
-    let report = plan(cx, &Permit::new(&Ask::default())).await?;
-    let mut findings: Vec<Finding> = report.done.iter().map(Finding::of_step).collect();
-    findings.extend(report.human.iter().map(|line| Finding::of_line(line, Severity::Human)));
-    findings.extend(
-        report
-            .failed
-            .iter()
-            .map(|line| Finding::of_line(line, Severity::Repairable)),
-    );
-    findings.extend(report.findings);
-    let work = cx.clone();
-    if let Ok(host) = tokio::task::spawn_blocking(move || host::findings(&work)).await {
-        findings.extend(host);
-    }
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    Ok(Report {
-        findings,
-        ..Report::default()
-    })
 }
 
 fn owed(debt: &state::Debt) -> Planned {

@@ -95,7 +95,8 @@ impl Staged for SandboxKind {
         let deleted = object.meta.deleted();
         let stopped = object.spec.goal == SandboxGoal::Stopped;
         let mut height = Height::keep(RUNGS.len());
-        if !facts.same_boot && facts.ended.is_none() && !deleted {
+        // What is to be stopped needs no receipt, which a full disk would not take.
+        if !facts.same_boot && facts.ended.is_none() && !deleted && !stopped {
             height.ended = Some(Why::new("Rebooted", "the node was started anew"));
         }
         if deleted {

@@ -74,6 +74,8 @@ pub trait Files: Send + Sync {
     /// Absent is success.
     fn unlink(&self, path: &Path) -> Result<()>;
     fn exists(&self, path: &Path) -> bool;
+    /// Device and inode of the file of that name; zeros if there is none.
+    fn identity(&self, path: &Path) -> (u64, u64);
     /// Makes a directory and its parents; one that is there stays as it is.
     fn make_dir(&self, path: &Path, mode: u32) -> Result<()>;
     /// The same in a tree of the caller's, whose file system may hang.

@@ -3,7 +3,7 @@
 //! 1 answered creates stand | 2 rest is rest | 3 each name has one record | 4 all removed, nothing left
 //! 5 a status recomputed equals the live one | 6 one start, one process tree (`shims`) | 7 exit codes never change
 //! 8 nothing goes before its users (`parts`) | 9 no condition from the future | 10 looking changes nothing
-//! 14 a lost database loses no object (1 and 6 after `Blow::Store`)
+//! 12 output goes to the log of that name | 14 a lost database loses no object (1 and 6 after `Blow::Store`)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,6 +61,30 @@ pub fn statuses(cx: &Context) -> BTreeMap<String, String> {
         );
     }
     all
+}
+
+/// 5: as soon as a daemon answers, what another boot has ended is told as ended, and as [`always`] says for ever.
+pub fn boot(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
+    let (boot, unsure) = {
+        let node = sim.lock();
+        // A write that fails leaves it to the loop.
+        (node.boot_id(), node.unrest.fail > 0 || node.daemon == 0)
+    };
+    let other = |boot_id: &str, deleted: bool| boot_id != boot && !deleted && !unsure;
+    for c in cx.store.list::<ContainerKind>() {
+        if other(&c.meta.boot_id, c.meta.deleted()) && c.status.phase != ContainerPhase::Exited {
+            problems.push(format!("5: {} of another boot is {:?}", c.uid(), c.status.phase));
+        }
+    }
+    for s in cx.store.list::<SandboxKind>() {
+        if other(&s.meta.boot_id, s.meta.deleted()) && s.status.phase != SandboxPhase::NotReady {
+            problems.push(format!(
+                "5: sandbox {} of another boot is {:?}",
+                s.uid(),
+                s.status.phase
+            ));
+        }
+    }
 }
 
 /// Exit codes as they were told first.
@@ -153,6 +177,10 @@ fn settled(sim: &Sim, cx: &Context, problems: &mut Vec<String>) {
             ContainerPhase::Created | ContainerPhase::Exited => procs == 0,
             _ => false,
         };
+        let lost = sim.lock().writes_elsewhere(c.uid());
+        if c.status.phase == ContainerPhase::Running && lost {
+            problems.push(format!("12: the log of container {} has lost its name", c.uid()));
+        }
         if !ok || c.meta.deleted() {
             let why = &c.status.conditions;
             problems.push(format!(

@@ -1,6 +1,7 @@
 //! A client as the kubelet is one: it does a list of calls, one after the other, and comes again when one fails.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 use cri::records::v1::{ApplyRequest, DeleteRequest, Document, records_server::Records};
@@ -40,6 +41,18 @@ pub enum Op {
     /// Until it runs, or (`false`) has ended.
     AwaitDeclared(&'static str, bool),
     DeleteDeclared(&'static str),
+    /// A pod with a user namespace of its own.
+    RunUser(&'static str),
+    /// Runs something in a container that takes so many ms; what comes of it depends.
+    Exec(&'static str, u64),
+    /// Opens a container's log anew.
+    Reopen(&'static str),
+    /// Pod and container: somebody renames the log, or (`false`) removes it.
+    LoseLog(&'static str, &'static str, bool),
+    /// The disk is full from here on, or (`false`) has room again.
+    Fill(bool),
+    /// What may be refused, and if so is not asked for again.
+    Refused(Box<Op>),
     Sleep(u64),
 }
 
@@ -52,6 +65,8 @@ pub struct Client {
     pub containers: BTreeMap<&'static str, String>,
     /// Ids that were answered and whose removal was not asked for.
     pub promised: BTreeSet<String>,
+    /// Pods with a user namespace.
+    users: BTreeSet<&'static str>,
 }
 
 fn pod_config(name: &str) -> v1::PodSandboxConfig {
@@ -67,6 +82,30 @@ fn pod_config(name: &str) -> v1::PodSandboxConfig {
         linux: Some(v1::LinuxPodSandboxConfig::default()),
         ..v1::PodSandboxConfig::default()
     }
+}
+
+/// The same with a user namespace.
+fn with_users(mut config: v1::PodSandboxConfig) -> v1::PodSandboxConfig {
+    let map = v1::IdMapping {
+        host_id: 100_000,
+        container_id: 0,
+        length: 65_536,
+    };
+    let users = v1::UserNamespace {
+        mode: v1::NamespaceMode::Pod as i32,
+        uids: vec![map],
+        gids: vec![map],
+    };
+    let options = v1::NamespaceOption {
+        userns_options: Some(users),
+        ..v1::NamespaceOption::default()
+    };
+    let security = v1::LinuxSandboxSecurityContext {
+        namespace_options: Some(options),
+        ..v1::LinuxSandboxSecurityContext::default()
+    };
+    config.linux.get_or_insert_default().security_context = Some(security);
+    config
 }
 
 fn container_config(name: &str, args: &[&str]) -> v1::ContainerConfig {
@@ -112,6 +151,7 @@ impl Client {
                     pods: self.pods.clone(),
                     containers: self.containers.clone(),
                     promised: BTreeSet::new(),
+                    users: self.users.clone(),
                 };
                 let (first, second) = tokio::join!(Box::pin(self.call(daemon, op)), Box::pin(other.call(daemon, op)));
                 self.promised.append(&mut other.promised);
@@ -122,6 +162,28 @@ impl Client {
                 }
                 Ok(())
             }
+            Op::Refused(op) => {
+                let known = self.promised.clone();
+                if Box::pin(self.call(daemon, op)).await.is_err() {
+                    self.promised = known;
+                }
+                Ok(())
+            }
+            Op::LoseLog(pod, name, renamed) => {
+                let log = Path::new(LOGS).join(pod).join(format!("{name}.log"));
+                let mut node = daemon.sim.lock();
+                match renamed {
+                    true => node.fs.rename(&log, &log.with_extension("1")),
+                    false => node.fs.unlink(&log),
+                }
+                Ok(())
+            }
+            Op::Fill(full) => {
+                let mut node = daemon.sim.lock();
+                node.full = *full;
+                node.trace.push(format!("---- disk full: {full}"));
+                Ok(())
+            }
             _ => self.simple(daemon, op).await,
         }
     }
@@ -129,9 +191,14 @@ impl Client {
     async fn simple(&mut self, daemon: &Daemon, op: &Op) -> Result<(), Status> {
         let services = &daemon.services;
         match op {
-            Op::Run(pod) => {
+            Op::Run(pod) | Op::RunUser(pod) => {
+                let mut config = pod_config(pod);
+                if matches!(op, Op::RunUser(_)) {
+                    config = with_users(config);
+                    self.users.insert(pod);
+                }
                 let request = v1::RunPodSandboxRequest {
-                    config: Some(pod_config(pod)),
+                    config: Some(config),
                     ..v1::RunPodSandboxRequest::default()
                 };
                 let uid = match services.run_pod_sandbox(Request::new(request)).await {
@@ -195,6 +262,26 @@ impl Client {
                         .await
                         .map(drop),
                 )
+            }
+            Op::Exec(name, ms) => {
+                let Some(uid) = self.containers.get(name).cloned() else {
+                    return Ok(());
+                };
+                let request = v1::ExecSyncRequest {
+                    container_id: uid,
+                    cmd: vec!["work".to_owned(), ms.to_string()],
+                    timeout: 2,
+                };
+                // It is at most once: nobody asks again.
+                let _ = services.exec_sync(Request::new(request)).await;
+                Ok(())
+            }
+            Op::Reopen(name) => {
+                let Some(uid) = self.containers.get(name).cloned() else {
+                    return Ok(());
+                };
+                let request = v1::ReopenContainerLogRequest { container_id: uid };
+                over(services.reopen_container_log(Request::new(request)).await.map(drop))
             }
             Op::StopPod(pod) => {
                 let Some(uid) = self.pods.get(pod).cloned() else {
@@ -305,7 +392,10 @@ impl Client {
         let request = v1::CreateContainerRequest {
             pod_sandbox_id: sandbox.clone(),
             config: Some(container_config(name, args)),
-            sandbox_config: Some(pod_config(pod)),
+            sandbox_config: Some(match self.users.contains(pod) {
+                true => with_users(pod_config(pod)),
+                false => pod_config(pod),
+            }),
         };
         let uid = match daemon.services.create_container(Request::new(request)).await {
             Ok(answer) => answer.into_inner().container_id,

@@ -57,11 +57,23 @@ impl Disk for SimDisk {
         self.kept += 1;
     }
 
+    fn release(&mut self, _: &str) -> bool {
+        let kept = self.kept > 0;
+        self.kept -= usize::from(kept);
+        kept
+    }
+
     fn kept(&self) -> usize {
         self.kept
     }
 
     fn room(&self) -> Result<()> {
+        if self.sim.lock().full {
+            return Err(Error::Full {
+                path: ROOT.to_owned(),
+                problem: "only changes and removals are taken".to_owned(),
+            });
+        }
         Ok(())
     }
 
@@ -141,6 +153,7 @@ fn copies(sim: &Arc<Sim>) -> Copies {
 }
 
 pub struct Daemon {
+    pub sim: Arc<Sim>,
     pub store: Store,
     pub services: Services,
     pub running: Running,
@@ -163,6 +176,7 @@ impl Daemon {
         let (closing, closed) = watch::channel(false);
         let services = Services::new(store.clone(), cri::Config::default(), closed);
         Ok(Daemon {
+            sim: sim.clone(),
             store,
             services,
             running,

@@ -61,6 +61,20 @@ impl Fs {
         self.names.contains_key(path)
     }
 
+    /// Number of the file of that name.
+    pub fn inode(&self, path: &Path) -> Option<u64> {
+        match self.names.get(path)? {
+            Node::File(inode) => Some(*inode),
+            Node::Dir => None,
+        }
+    }
+
+    /// Opens a file for appending, made if its directory is there.
+    pub fn open(&mut self, path: &Path) -> Option<u64> {
+        let made = self.inode(path).is_some() || self.write(path, b"");
+        made.then(|| self.inode(path)).flatten()
+    }
+
     pub fn is_dir(&self, path: &Path) -> bool {
         self.names.get(path) == Some(&Node::Dir)
     }

@@ -9,12 +9,13 @@
 //! ```
 //!
 //! `fs` and `node` are the model, `parts`, `shims`, `images` and `daemon` the ways to it, `client`, `scenarios` and
-//! `case` what happens, `check` what must hold. Time is tokio's paused one; chance comes from the case's seed. A cut
-//! case is the same whenever it is played; in an unquiet one kube-runtime may poll two due passes in another order.
+//! `case` what happens, `check` what must hold. Time is tokio's paused one; chance comes from the case's seed, also
+//! that of the libraries (`chance`): a case is the same whenever it is played.
 
 #![allow(dead_code)]
 
 pub mod case;
+pub mod chance;
 pub mod check;
 pub mod client;
 pub mod daemon;

@@ -25,6 +25,16 @@ pub const HIERARCHIES: usize = 2;
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000 * MS;
 
+/// Steps that a full disk does not take. Commits have a reserve, run records are small and of one block.
+const TAKES_ROOM: [&str; 6] = [
+    "files: temporary written",
+    "files: directory made",
+    "images: blob fetched",
+    "images: layer unpacked",
+    "mounts: upper and work made",
+    "network: attachment's temporary written",
+];
+
 /// Who makes a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
@@ -95,6 +105,8 @@ pub struct Proc {
     pub rootfs: Option<PathBuf>,
     /// The first process of its container.
     pub first: bool,
+    /// It was asked for by exec.
+    pub exec: bool,
 }
 
 /// What a shim keeps of a process; on a tmpfs, so that the next shim finds it.
@@ -104,6 +116,9 @@ pub struct Task {
     pub cgroup: String,
     pub pid: i32,
     pub kill_at: Option<u64>,
+    /// Where its output goes, and the file that is open for it.
+    pub log: Option<PathBuf>,
+    pub log_file: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -125,6 +140,8 @@ pub enum Event {
     },
     /// The grace of a process is over.
     Kill { sandbox: String, id: String },
+    /// The disk has room again.
+    Room,
 }
 
 /// Deterministic chance.
@@ -165,6 +182,10 @@ pub struct Unrest {
     pub delay: u64,
     /// CNI fails.
     pub cni: u64,
+    /// CNI hangs until its bound.
+    pub hang: u64,
+    /// The disk is full for a while.
+    pub full: u64,
 }
 
 pub struct Node {
@@ -172,6 +193,8 @@ pub struct Node {
     /// The database's durable content; `None` if it is gone.
     pub records: Option<BTreeMap<String, Vec<u8>>>,
     pub born: bool,
+    /// The disk takes nothing new.
+    pub full: bool,
     /// The database was lost once.
     pub lost_records: bool,
     pub boot: u64,
@@ -249,6 +272,7 @@ impl Sim {
             fs: Fs::new(Path::new(STATE)),
             records: None,
             born: false,
+            full: false,
             lost_records: false,
             boot: 1,
             base: 1000 * SECOND,
@@ -397,6 +421,16 @@ impl Node {
             self.trace.push(format!("    fails: {errno}"));
             return Err(Stopped::Failed(errno));
         }
+        if matches!(who, Who::Daemon(_)) && self.rng.chance(self.unrest.full) && !self.full {
+            self.full = true;
+            let end = self.now() + (1 + self.rng.below(40)) * SECOND;
+            self.plan(end, Event::Room);
+            self.trace.push("---- disk full".to_owned());
+        }
+        if self.full && TAKES_ROOM.contains(&name) {
+            self.trace.push(format!("    fails: {}", libc::ENOSPC));
+            return Err(Stopped::Failed(libc::ENOSPC));
+        }
         let done = change(self);
         if let Some(cut) = strike.filter(|cut| cut.after) {
             self.strike(cut.blow);
@@ -427,6 +461,8 @@ impl Node {
         if blow != Blow::Shims {
             self.daemon = 0;
             self.deaths = None;
+            // An exec dies with the connection that asked for it.
+            self.end_execs(None);
         }
         if blow == Blow::Store {
             self.records = None;
@@ -440,7 +476,14 @@ impl Node {
         }
     }
 
+    /// Ends what was asked for by exec: all of it, or of one shim's pod.
+    pub fn end_execs(&mut self, sandbox: Option<&str>) {
+        self.procs
+            .retain(|_, proc| !proc.exec || sandbox.is_some_and(|sandbox| sandbox != proc.sandbox));
+    }
+
     fn kill_shims(&mut self) {
+        self.end_execs(None);
         for (sandbox, shim) in &mut self.shims {
             if std::mem::take(&mut shim.alive)
                 && let Some(deaths) = &self.deaths
@@ -460,6 +503,7 @@ impl Node {
         self.links.clear();
         self.shims.clear();
         self.events.clear();
+        self.full &= self.unrest.full == 0;
         self.boot += 1;
     }
 
@@ -490,6 +534,7 @@ impl Node {
                         self.end(task.pid, 137, 9);
                     }
                 }
+                Event::Room => self.full = false,
             }
         }
     }
@@ -558,6 +603,13 @@ impl Node {
                 shim.tasks.remove(id);
             }
         });
+    }
+
+    /// Is what a container's output goes to another file than the one of that name?
+    pub fn writes_elsewhere(&self, id: &str) -> bool {
+        let tasks = self.shims.values().filter_map(|shim| shim.tasks.get(id));
+        let mut logs = tasks.filter_map(|task| Some((task.log_file, self.fs.inode(task.log.as_ref()?))));
+        logs.any(|(open, named)| open.is_none() || open != named)
     }
 
     fn in_pod(&self, sandbox: &str) -> Vec<i32> {

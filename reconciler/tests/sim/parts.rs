@@ -138,6 +138,10 @@ impl Files for Part {
         self.sim.lock().fs.exists(path)
     }
 
+    fn identity(&self, path: &Path) -> (u64, u64) {
+        self.sim.lock().fs.inode(path).map_or((0, 0), |inode| (1, inode))
+    }
+
     fn make_dir(&self, path: &Path, _: u32) -> Result<()> {
         if Files::exists(self, path) {
             return self.look();
@@ -503,6 +507,9 @@ fn net(why: super::node::Stopped) -> network::Error {
     }
 }
 
+/// As long as a plugin may take.
+const CNI_BOUND: Duration = Duration::from_secs(60);
+
 /// CNI, whose addresses outlive a reboot.
 impl Part {
     fn net_step<T>(&self, name: &'static str, change: impl FnOnce(&mut Node) -> T) -> network::Result<T> {
@@ -523,7 +530,21 @@ impl Part {
         })
     }
 
-    fn cni(&self, verb: &'static str) -> network::Result<()> {
+    async fn cni(&self, verb: &'static str) -> network::Result<()> {
+        let hangs = {
+            let mut node = self.sim.lock();
+            let rate = node.unrest.hang;
+            node.rng.chance(rate)
+        };
+        if hangs {
+            // As long as a plugin may take; then it is killed.
+            tokio::time::sleep(CNI_BOUND).await;
+            return Err(network::Error::PluginTimeout {
+                plugin: "sim".to_owned(),
+                verb,
+                seconds: CNI_BOUND.as_secs(),
+            });
+        }
         let mut node = self.sim.lock();
         let rate = node.unrest.cni;
         if node.rng.chance(rate) {
@@ -539,7 +560,7 @@ impl Part {
 
     async fn delete(&self, uid: &str) -> network::Result<()> {
         self.pause().await;
-        self.cni("DEL")?;
+        self.cni("DEL").await?;
         let (link, lease) = {
             let node = self.sim.lock();
             (node.links.contains(uid), node.leases.contains_key(uid))
@@ -591,7 +612,7 @@ impl Network for Part {
             unknown: Default::default(),
         };
         self.write_attachment(&want.dir, &attachment)?;
-        self.cni("ADD")?;
+        self.cni("ADD").await?;
         let ip = self.net_step("network: ADD takes an address", |node| {
             let ip = (1..=254)
                 .find(|ip| !node.leases.values().any(|taken| taken == ip))
@@ -600,6 +621,8 @@ impl Network for Part {
             ip
         })?;
         self.pause().await;
+        // Cut short here it leaves an address.
+        self.cni("ADD").await?;
         self.net_step("network: ADD makes the link", |node| {
             node.links.insert(want.uid.clone())
         })?;

@@ -86,6 +86,49 @@ pub fn all() -> Vec<(&'static str, Vec<Op>)> {
             vec![Op::Pull(APP), cancelled(Op::Run(POD), 2), Op::Sleep(400_000)],
         ),
         (
+            "full disk",
+            with(vec![
+                Op::Create(POD, "c", &["run"]),
+                Op::Start("c"),
+                Op::Fill(true),
+                Op::Refused(Box::new(Op::Create(POD, "more", &["run"]))),
+                Op::Refused(Box::new(Op::Run("other"))),
+                Op::Exec("c", 10),
+                Op::Stop("c", 1),
+                Op::Remove("c"),
+                Op::StopPod(POD),
+                Op::RemovePod(POD),
+                Op::Fill(false),
+                Op::Run("again"),
+            ]),
+        ),
+        (
+            "exec and rotation",
+            [
+                running(&["run"]),
+                vec![
+                    Op::Exec("c", 50),
+                    Op::LoseLog(POD, "c", true),
+                    Op::Reopen("c"),
+                    Op::LoseLog(POD, "c", false),
+                    Op::Exec("c", 60_000),
+                    cancelled(Op::Exec("c", 1000), 300),
+                ],
+            ]
+            .concat(),
+        ),
+        (
+            "user namespace",
+            vec![
+                Op::Pull(APP),
+                Op::RunUser(POD),
+                Op::Create(POD, "c", &["exit", "2", "500"]),
+                Op::Start("c"),
+                Op::AwaitExit("c"),
+                Op::StopPod(POD),
+            ],
+        ),
+        (
             "two containers",
             with(vec![
                 Op::Create(POD, "a", &["run"]),

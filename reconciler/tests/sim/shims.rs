@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use reconciler::error::{Class, Error, Result};
@@ -122,6 +123,13 @@ fn adopt(sim: &Sim, sandbox: &str, life: u64) {
         }
         let record = node.run_record(&task.record).unwrap_or_default();
         let now = node.wall_now();
+        if record.end.is_none()
+            && node
+                .step(&who, "shim: log opened", |node| node.open_log(sandbox, &id))
+                .is_err()
+        {
+            return;
+        }
         match (record.end, record.start) {
             (Some(end), _) => node.ended(sandbox, life, &id, &task, end),
             (None, None) => {
@@ -158,6 +166,16 @@ impl Proc {
 }
 
 impl Node {
+    /// The log of that name, whatever was open before.
+    fn open_log(&mut self, sandbox: &str, id: &str) {
+        let task = self.shims.get_mut(sandbox).and_then(|shim| shim.tasks.get_mut(id));
+        if let Some(task) = task
+            && let Some(log) = &task.log
+        {
+            task.log_file = self.fs.open(log);
+        }
+    }
+
     fn deadline(&mut self, sandbox: &str, id: &str, at: u64) {
         if let Some(task) = self.shims.get_mut(sandbox).and_then(|shim| shim.tasks.get_mut(id)) {
             task.kill_at = Some(at);
@@ -176,6 +194,26 @@ struct Job {
     program: Program,
     rootfs: Option<PathBuf>,
     in_pod: bool,
+    log: Option<PathBuf>,
+}
+
+/// A process of an exec; it goes with its connection.
+struct Exec<'a> {
+    node: &'a Connection,
+    pid: i32,
+}
+
+impl Drop for Exec<'_> {
+    fn drop(&mut self) {
+        let mut node = self.node.part.sim.lock();
+        if node
+            .procs
+            .get(&self.pid)
+            .is_some_and(|proc| proc.exec && proc.sandbox == self.node.sandbox)
+        {
+            node.procs.remove(&self.pid);
+        }
+    }
 }
 
 impl Connection {
@@ -215,11 +253,14 @@ impl Connection {
             cgroup: job.cgroup.clone(),
             pid: 0,
             kill_at: None,
+            log: job.log.clone(),
+            log_file: None,
         };
         self.step(method, "shim: task noted", |node| {
             if let Some(shim) = node.shims.get_mut(&sandbox) {
                 shim.tasks.insert(id.clone(), task.clone());
             }
+            node.open_log(&sandbox, &id);
         })?;
         let begun = || {
             self.step(method, "shim: cgroup made", |node| {
@@ -281,6 +322,7 @@ impl Connection {
             in_pod: job.in_pod,
             rootfs: None,
             first: true,
+            exec: false,
         });
         if let Some(task) = node
             .shims
@@ -336,6 +378,8 @@ impl Shim for Connection {
         let process = |(id, task): (String, Task)| Process {
             id,
             pid: task.pid as u32,
+            log_dev: 1,
+            log_ino: task.log_file.unwrap_or(0),
             ..Process::default()
         };
         Ok(StateResponse {
@@ -358,6 +402,7 @@ impl Shim for Connection {
                 program: Program::Run,
                 rootfs: None,
                 in_pod: false,
+                log: None,
             },
         )
     }
@@ -397,6 +442,7 @@ impl Shim for Connection {
                 program,
                 rootfs: Some(rootfs),
                 in_pod,
+                log: (!request.log_path.is_empty()).then(|| request.log_path.into()),
             },
         )
     }
@@ -464,19 +510,48 @@ impl Shim for Connection {
 
     async fn reopen_log(&self, id: &str, _: &str) -> shim::Result<()> {
         self.call("ReopenLog").await?;
-        let node = self.part.sim.lock();
-        let known = node
-            .shims
-            .get(&self.sandbox)
-            .is_some_and(|shim| shim.tasks.contains_key(id));
-        known
-            .then_some(())
-            .ok_or_else(|| refused("ReopenLog", Code::NotFound, "no such process"))
+        self.step("ReopenLog", "shim: log opened anew", |node| {
+            let known = node
+                .shims
+                .get(&self.sandbox)
+                .is_some_and(|shim| shim.tasks.contains_key(id));
+            node.open_log(&self.sandbox, id);
+            known
+        })?
+        .then_some(())
+        .ok_or_else(|| refused("ReopenLog", Code::NotFound, "no such process"))
     }
 
-    async fn exec(&self, _: ExecRequest) -> shim::Result<ExecOutput> {
+    async fn exec(&self, request: ExecRequest) -> shim::Result<ExecOutput> {
         self.call("Exec").await?;
-        Ok(ExecOutput::default())
+        let refuse = || refused("Exec", Code::FailedPrecondition, "it does not run");
+        let work: u64 = request.args.get(1).and_then(|ms| ms.parse().ok()).unwrap_or(0);
+        let limit = u64::try_from(request.timeout_ns).unwrap_or(0);
+        let (work, limit) = (Duration::from_millis(work), Duration::from_nanos(limit));
+        let pid = self.step("Exec", "shim: exec begins", |node| {
+            let first = node.procs.values().find(|proc| proc.id == request.id && proc.begun());
+            let joined = Proc {
+                first: false,
+                exec: true,
+                ..first?.clone()
+            };
+            Some(node.fork(joined))
+        })?;
+        let pid = pid.ok_or_else(refuse)?;
+        // Dropped with its caller, it ends the process.
+        let process = Exec { node: self, pid };
+        tokio::time::sleep(work.min(limit)).await;
+        if self.part.sim.lock().check(&self.who()).is_err() {
+            return Err(shim::Error::Disconnected { method: "Exec" });
+        }
+        let timed_out = work > limit;
+        let alive = self.part.sim.lock().procs.get(&pid).is_some_and(|proc| proc.exec);
+        drop(process);
+        Ok(ExecOutput {
+            exit_code: if alive && !timed_out { 0 } else { 137 },
+            timed_out,
+            ..ExecOutput::default()
+        })
     }
 
     async fn closed(&self) {

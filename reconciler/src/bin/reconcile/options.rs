@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
 use reconciler::config::values::{Address, Network};
-use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, keys};
+use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, handlers, keys};
 use reconciler::runtime::Options;
 use reconciler::streaming;
 use reconciler::world::linux::network::Mode;
@@ -158,7 +158,7 @@ impl Global {
             registry: self.registry(),
             shim_cgroup: self.config.cgroup.shims.clone().map(|path| path.0),
             shim_oom_score: self.config.oom_score.shims.map(|score| score.0),
-            live: self.config.live(),
+            live: self.config.live(handlers::probe(&self.config, &self.settings)?),
         })
     }
 

@@ -104,11 +104,8 @@ async fn tear_down(global: &Global) -> Result<()> {
     running.stop().await;
     removed?;
     let mut orphans = sweep::orphans(&cx).await?;
-    let lost = cx
-        .opened
-        .quarantined
-        .iter()
-        .filter(|(kind, ..)| kind == SandboxKind::KIND);
+    let quarantined = cx.quarantined();
+    let lost = quarantined.iter().filter(|(kind, ..)| kind == SandboxKind::KIND);
     orphans.extend(lost.map(|(_, uid, _)| Orphan::Sandbox(uid.clone())));
     for orphan in &orphans {
         sweep::sweep(&cx, orphan).await?;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use async_trait::async_trait;
@@ -64,6 +64,10 @@ impl crate::world::Files for Files {
 
     fn exists(&self, path: &Path) -> bool {
         path.exists()
+    }
+
+    fn identity(&self, path: &Path) -> (u64, u64) {
+        path.metadata().map_or((0, 0), |meta| (meta.dev(), meta.ino()))
     }
 
     fn make_dir(&self, path: &Path, mode: u32) -> Result<()> {

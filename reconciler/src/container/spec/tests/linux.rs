@@ -11,7 +11,10 @@ fn privileged_without_devices() {
         case.sandbox.security.privileged = true;
         case.handler.privileged_without_host_devices = true;
     });
-    bare.gives(&[("/linux/devices", json!([]))]);
+    bare.gives(&[
+        ("/linux/devices", json!([])),
+        ("/linux/resources/devices/0", json!({"allow": false, "access": "rwm"})),
+    ]);
     Case::with(|case| case.container.security.privileged = true).fails("spec.security.privileged: needs a sandbox");
 }
 
@@ -149,4 +152,54 @@ fn limits() {
         case.container.resources.unified = [("memory.high".to_string(), "1".to_string())].into();
     });
     v1.fails("spec.resources.unified: raw cgroup files need cgroup v2");
+}
+
+/// A runtime of its own gets what the OCI says in the OCI's words, and is asked for nothing that it cannot do.
+#[test]
+fn a_foreign_runtime() {
+    let foreign = |change: fn(&mut Case)| {
+        Case::with(|case| {
+            case.handler.foreign = Some(Foreign {
+                seccomp: Some(Default::default()),
+                ..Default::default()
+            });
+            change(case);
+        })
+    };
+    foreign(|_| ()).gives(&[
+        ("/ociVersion", json!("1.0.2")),
+        ("/linux/rootfsPropagation", json!("rprivate")),
+        ("/linux/seccomp/defaultAction", json!("SCMP_ACT_KILL")),
+    ]);
+    let v1 = foreign(|case| {
+        case.host.cgroup_v2 = false;
+        case.host.cgroup_v1 = vec!["/sys/fs/cgroup/memory".into()];
+        case.handler.cgroup_writable = true;
+    });
+    let config = v1.build().unwrap();
+    assert_eq!(
+        at(&config, "/sys/fs/cgroup").unwrap().1,
+        ["nosuid", "noexec", "nodev", "relatime", "ro"]
+    );
+    assert_eq!(at(&config, "/sys/fs/cgroup/memory"), None);
+    let v2 = Case::with(|case| case.handler.cgroup_writable = true).build().unwrap();
+    assert!(at(&v2, "/sys/fs/cgroup").unwrap().1.contains(&"rw".to_owned()));
+    assert!(at(&v2, "/sys").unwrap().1.contains(&"ro".to_owned()));
+
+    let recursive = |case: &mut Case| {
+        let mut mount = mount("/data");
+        (mount.readonly, mount.recursive_read_only) = (true, true);
+        case.container.mounts = vec![mount];
+    };
+    foreign(recursive).fails("spec.mounts[0].recursiveReadOnly: RROUnsupported");
+    let mut able = foreign(recursive);
+    if let Some(foreign) = &mut able.handler.foreign {
+        foreign.features.recursive_read_only = true;
+    }
+    assert!(
+        at(&able.build().unwrap(), "/data")
+            .unwrap()
+            .1
+            .contains(&"rro".to_owned())
+    );
 }
