@@ -560,7 +560,7 @@ mod tests {
         assert_eq!(
             import.yaml,
             "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, annotations: [b, c, \
-             a.*], privilegedWithoutHostDevices: true}\n  runc: {binary: runc}\ndefaultHandler: crun\n"
+             \"a.*\"], privilegedWithoutHostDevices: true}\n  runc: {binary: runc}\ndefaultHandler: crun\n"
         );
         let left = import.left.join("\n");
         for line in [
