@@ -169,7 +169,7 @@ fn a_foreign_runtime() {
     foreign(|_| ()).gives(&[
         ("/ociVersion", json!("1.0.2")),
         ("/linux/rootfsPropagation", json!("rprivate")),
-        ("/linux/seccomp/defaultAction", json!("SCMP_ACT_KILL")),
+        ("/linux/seccomp", serde_json::to_value(LinuxSeccomp::default()).unwrap()),
     ]);
     let v1 = foreign(|case| {
         case.host.cgroup_v2 = false;
