@@ -431,7 +431,7 @@ mod tests {
             "ociVersion": "1.0.2",
             "root": { "path": "/r", "readonly": true },
             "process": { "cwd": "/w", "args": ["a"], "user": { "uid": 7, "gid": 8 }, "oomScoreAdj": 5,
-                "noNewPrivileges": true, "rlimits": [{ "type": "RLIMIT_CORE", "soft": 9, "hard": 3 }] },
+                "noNewPrivileges": true, "rlimits": [{ "type": "RLIMIT_NOFILE", "soft": 9, "hard": 3 }] },
             "linux": { "maskedPaths": ["/proc/kcore"], "namespaces": [{ "type": "pid" }, { "type": "mount" }] },
         }))
         .unwrap();
