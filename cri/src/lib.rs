@@ -25,8 +25,8 @@ pub mod runtime;
 mod server;
 mod services;
 mod subject;
-mod translate;
+pub mod translate;
 
 pub use error::{Error, Result};
 pub use server::{MESSAGE_LIMIT, bind, serve};
-pub use services::{Config, OnceHook, OnceReport, ReloadHook, Services, Told};
+pub use services::{Config, Handler, OnceHook, OnceReport, ReloadHook, Services, Told};

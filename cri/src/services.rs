@@ -35,6 +35,32 @@ pub struct Told {
     pub sandbox_image: String,
     /// Full names of images that are shown as pinned beside those whose record says so.
     pub pinned: BTreeSet<String>,
+    /// What `runtime_handler` may be beside the empty name, which is the default one's.
+    pub handlers: Vec<Handler>,
+    /// The default's name; if it is not among them, the default can do all that the node can.
+    pub default_handler: String,
+}
+
+/// A runtime handler, and what it can do where the node can.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Handler {
+    pub name: String,
+    pub recursive_read_only: bool,
+    pub user_namespaces: bool,
+}
+
+impl Told {
+    /// The handler of a request's name.
+    pub(crate) fn handler(&self, name: &str) -> Option<Handler> {
+        let wanted = if name.is_empty() { &self.default_handler } else { name };
+        let found = self.handlers.iter().find(|handler| handler.name == wanted).cloned();
+        let able = || Handler {
+            name: String::new(),
+            recursive_read_only: true,
+            user_namespaces: true,
+        };
+        found.or_else(|| name.is_empty().then(able))
+    }
 }
 
 /// Settings of the services.
@@ -42,8 +68,6 @@ pub struct Told {
 pub struct Config {
     /// Semantic version of the runtime.
     pub version: String,
-    /// Names that `runtime_handler` may have beside the empty one.
-    pub handlers: Vec<String>,
     pub told: Arc<std::sync::RwLock<Told>>,
     /// `SupplementalGroupsPolicy` is honoured.
     pub supplemental_groups_policy: bool,
@@ -55,13 +79,14 @@ pub struct Config {
     pub reload: Option<ReloadHook>,
     /// Where the streaming server listens, `http://ADDRESS:PORT`; `None` if none does.
     pub streaming_url: Option<String>,
+    /// Cgroups are systemd's: what RuntimeConfig tells.
+    pub systemd_cgroups: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
         Config {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            handlers: Vec::new(),
             told: Arc::default(),
             supplemental_groups_policy: true,
             user_namespaces_host_network: true,
@@ -69,6 +94,7 @@ impl Default for Config {
             once: None,
             reload: None,
             streaming_url: None,
+            systemd_cgroups: false,
         }
     }
 }

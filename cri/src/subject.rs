@@ -96,7 +96,7 @@ impl Subject {
             }
         }
         // Names that only a client knows are no label.
-        let known = about.handler == DEFAULT || services.config.handlers.contains(&about.handler);
+        let known = about.handler == DEFAULT || services.told().handler(&about.handler).is_some();
         if !known && !about.handler.is_empty() {
             about.handler = "unknown".to_owned();
         }

@@ -10,7 +10,7 @@
 //!        --> faults arms failpoints in the programs, asks again as a kubelet does
 //!        --> cni    a CNI plugin that fails and hangs when told
 //!        --> kubelet runs Kubernetes' own kubelet on its socket
-//!        --> tools  runs other programs of the node
+//!        --> tools  runs other programs of the node; crictl: that one
 //!        --> disk   file systems that lack something, for its root; hung: those that never answer
 //!        --> leaks  reads /proc, mountinfo, cgroups, links, nft: what is there, what was left behind
 //!        --> scrub  takes away what a failed test left
@@ -26,6 +26,7 @@ pub mod chaos;
 pub mod client;
 pub mod cni;
 pub mod corpus;
+pub mod crictl;
 pub mod disk;
 pub mod faults;
 pub mod hub;

@@ -124,6 +124,14 @@ fn compile(module: &Path, package: &str, verb: &[&str], program: &Path) -> Resul
     Ok(())
 }
 
+/// Makes a certificate of this name, signed by itself, and its key, both in PEM.
+pub fn certificate(cert: &Path, key: &Path, name: &str) -> Result<()> {
+    let mut command = Command::new("openssl");
+    command.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2".split(' '));
+    command.args(["-subj", &format!("/CN={name}"), "-keyout"]).arg(key);
+    check(command.arg("-out").arg(cert)).map(drop)
+}
+
 /// Runs `work` on a thread inside a network namespace. A socket it returns stays there, and holds the namespace.
 pub fn in_netns<T: Send + 'static>(
     netns: impl AsRef<Path>,

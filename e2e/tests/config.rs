@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -297,7 +297,8 @@ async fn shims_stand_where_the_configuration_says() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn old_content_goes_once_the_grace_is_short_enough() -> Result<()> {
-    let mut node = configured("")?;
+    // However full the disk is.
+    let mut node = configured("images: {gcHighPercent: 100}\n")?;
     node.serve().await?;
     let digest = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
     let blob = node.root().join("content/blobs/sha256").join(digest);
@@ -309,13 +310,17 @@ async fn old_content_goes_once_the_grace_is_short_enough() -> Result<()> {
     node.ok(&["images", "rm", BUSYBOX]).await?;
     gone(&node, BUSYBOX).await?;
     ensure!(blob.exists(), "content younger than the grace went");
-    node.file("etc/config.yaml", "images: {gcGraceSeconds: 60}\n")?;
-    node.ok(&["reload"]).await?;
-    eventually(SOON, async || {
-        ensure!(!blob.exists(), "old content is still there");
-        Ok(())
-    })
-    .await?;
+    for config in ["gcGraceSeconds: 60, gcHighPercent: 100", "gcHighPercent: 1"] {
+        fs::write(&blob, "hello\n")?;
+        fs::File::open(&blob)?.set_modified(old)?;
+        node.file("etc/config.yaml", format!("images: {{{config}}}\n"))?;
+        node.ok(&["reload"]).await?;
+        eventually(SOON, async || {
+            ensure!(!blob.exists(), "{config}: old content is still there");
+            Ok(())
+        })
+        .await?;
+    }
     ensure!(node.cri.image(HELLO).await?.is_some());
     node.finish().await
 }
@@ -332,21 +337,9 @@ async fn gone(node: &Node, image: &str) -> Result<()> {
     .await
 }
 
-/// Makes a certificate of this name, signed by itself, and its key.
+/// Makes a certificate of this name, and its key, where the configuration has them.
 fn certificate(node: &Node, name: &str) -> Result<()> {
-    let mut command = Command::new("openssl");
-    command.args([
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-    ]);
-    command.args(["-days", "2", "-subj", &format!("/CN={name}"), "-keyout"]);
-    command.arg(node.path("tls.key")).arg("-out").arg(node.path("tls.crt"));
-    tools::check(&mut command).map(drop)
+    tools::certificate(&node.path("tls.crt"), &node.path("tls.key"), name)
 }
 
 /// Whose certificate the server at an address has, as a client sees that knows nothing of us.

@@ -3,67 +3,13 @@
 //! Go builds it once from `e2e/conformance/go.mod` into the user's cache. Without Go the test prints SKIPPED, which
 //! `.ci/run` counts as a failure.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, ensure};
+use e2e::crictl::{Crictl, path};
 use e2e::node::{Node, shown};
-use e2e::tools;
-use serde_json::{Value, json};
-
-struct Crictl<'a> {
-    program: PathBuf,
-    node: &'a Node,
-}
-
-impl Crictl<'_> {
-    async fn run(&self, args: &[&str]) -> Result<std::process::Output> {
-        let endpoint = format!("unix://{}", self.node.socket().display());
-        let mut command = tokio::process::Command::new(&self.program);
-        command.args([
-            "--config",
-            &self.node.path("crictl.yaml").display().to_string(),
-            "-r",
-            &endpoint,
-            "-t",
-            "20s",
-        ]);
-        Ok(command.args(args).output().await?)
-    }
-
-    /// Standard output of a command that must succeed.
-    async fn ok(&self, args: &[&str]) -> Result<String> {
-        let out = self.run(args).await?;
-        ensure!(out.status.success(), "crictl {}: {}", args.join(" "), shown(&out));
-        Ok(String::from_utf8(out.stdout)?.trim_end().to_owned())
-    }
-
-    async fn json(&self, args: &[&str]) -> Result<Value> {
-        let text = self.ok(args).await?;
-        serde_json::from_str(&text).with_context(|| format!("crictl {}: {text}", args.join(" ")))
-    }
-
-    /// The row of a table whose line contains `key`, and the head, by columns of two or more spaces.
-    async fn row(&self, args: &[&str], key: &str) -> Result<Vec<String>> {
-        let text = self.ok(args).await?;
-        let line = text
-            .lines()
-            .find(|line| line.contains(key))
-            .with_context(|| format!("{key:?} is not in\n{text}"))?;
-        Ok(line
-            .split("  ")
-            .map(|cell| cell.trim().to_owned())
-            .filter(|cell| !cell.is_empty())
-            .collect())
-    }
-}
-
-fn path<'a>(json: &'a Value, pointer: &str) -> Result<&'a Value> {
-    json.pointer(pointer)
-        .with_context(|| format!("{pointer} is missing in {json:#}"))
-}
+use serde_json::json;
 
 /// Stats, metrics and events as crictl shows them.
-async fn observed(crictl: &Crictl<'_>, sandbox: &str, id: &str) -> Result<()> {
+async fn observed(crictl: &Crictl, sandbox: &str, id: &str) -> Result<()> {
     let row = crictl.row(&["stats", "-a"], &id[..13]).await?;
     assert_eq!((row[1].as_str(), row.len()), ("main", 7), "{row:?}");
     let stats = crictl.json(&["stats", "-a", "-o", "json"]).await?;
@@ -81,15 +27,11 @@ async fn observed(crictl: &Crictl<'_>, sandbox: &str, id: &str) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
-    let Some(program) =
-        tokio::task::spawn_blocking(|| tools::go_program("crictl", "sigs.k8s.io/cri-tools/cmd/crictl")).await??
-    else {
-        return Ok(());
-    };
     let node = Node::start().await?;
+    let Some(crictl) = Crictl::of(&node).await? else {
+        return node.finish_unused().await;
+    };
     node.busybox().await?;
-    node.file("crictl.yaml", "timeout: 20\n")?;
-    let crictl = Crictl { program, node: &node };
     let logs = node.path("logs");
     let pod = node.file(
         "pod.json",

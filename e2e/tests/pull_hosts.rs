@@ -1,11 +1,15 @@
 //! `hosts.toml` as the daemon uses it, read at every pull, and as `images explain` shows it.
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::node::{Node, Options};
 use e2e::registry::Server;
 use e2e::served::{layer, serve};
+use e2e::{eventually, pods};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// A node that looks below `certs.d` and, for certificates alone, `docker/certs.d`.
@@ -87,6 +91,53 @@ async fn mirrors_serve_what_they_may_and_have_and_a_typo_hides_nothing() -> Resu
         "{:?}",
         server.seen()
     );
+    node.finish().await
+}
+
+/// The registry's settings are taken at a reload, by the command and by SIGHUP, and nothing that runs notices.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_takes_new_registries() -> Result<()> {
+    let server = Server::start().await?;
+    let image = "registry.invalid/a/b:1";
+    serve(&server, "a/b", &[layer(99, 64 << 10)]);
+    let mut node = Node::new(Options::default())?;
+    fs::create_dir(node.path("etc"))?;
+    let config = |dir: &str| format!("registry: {{certsDirs: ['{}']}}\n", node.path(dir).display());
+    let (none, ours) = (config("none.d"), config("certs.d"));
+    node.file("etc/config.yaml", &none)?;
+    node.serve().await?;
+    let pod = pods::host_network(node.pod("stays"));
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    node.cri
+        .launch(&sandbox, &pod, &pods::container("web", pods::HELLO, &[]))
+        .await?;
+    let (picture, shims) = (node.picture().await?, node.shims()?);
+    hosts(&node, "_default", &format!("server = \"{}\"\n", server.base()))?;
+    let refused = node.cri.pull(image).await.expect_err("nobody has that name");
+    ensure!(refused.to_string().contains("registry.invalid"), "{refused:?}");
+    ensure!(server.seen().is_empty(), "{:?}", server.seen());
+
+    node.file("etc/config.yaml", &ours)?;
+    let told = node.ok(&["reload"]).await?;
+    ensure!(
+        told.contains("registry.certsDirs: ") && told.contains("certs.d"),
+        "{told}"
+    );
+    node.cri.pull(image).await?;
+    ensure!(node.cri.image(image).await?.is_some() && !server.take_seen().is_empty());
+
+    node.file("etc/config.yaml", &none)?;
+    kill(Pid::from_raw(node.pid()?), Signal::SIGHUP)?;
+    eventually(Duration::from_secs(10), async || {
+        let reloads = node.daemon_log().matches("configuration reloaded").count();
+        ensure!(reloads == 2, "{reloads} reloads were logged");
+        Ok(())
+    })
+    .await?;
+    node.cri.pull(image).await.expect_err("as before");
+    ensure!(server.seen().is_empty(), "{:?}", server.seen());
+    assert_eq!(node.picture().await?, picture, "a reload changed what runs");
+    assert_eq!(node.shims()?, shims);
     node.finish().await
 }
 

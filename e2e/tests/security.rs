@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::images::{Compression, Image, Layer};
 use e2e::node::Node;
 use e2e::pods::{self, shell};
+use e2e::tools;
 use e2e::v1::*;
 use serde_json::json;
 use tonic::Code;
@@ -165,7 +166,28 @@ async fn profiles_of_the_node_are_used_or_the_mistake_is_named() -> Result<()> {
         .create(&pod.1, &pod.0, &config)
         .await
         .expect_err("no such level");
-    assert!(refused.message().contains("no-level"), "{refused:?}");
+    assert!(
+        refused.message().contains("selinux.level") && refused.message().contains("no-level"),
+        "{refused:?}"
+    );
+    // A pod names labels for the nodes that have them: elsewhere they, and relabelling, change nothing.
+    if !Path::new("/sys/fs/selinux/enforce").exists() {
+        let mut config = shell("labelled", "cat /shared/file");
+        security(&mut config).selinux_options = Some(SeLinuxOption {
+            r#type: "container_t".into(),
+            level: "s0:c1,c2".into(),
+            ..Default::default()
+        });
+        fs::create_dir(node.path("shared"))?;
+        node.file("shared/file", "as it was\n")?;
+        config.mounts = vec![Mount {
+            container_path: "/shared".into(),
+            host_path: node.path("shared").display().to_string(),
+            selinux_relabel: true,
+            ..Default::default()
+        }];
+        assert_eq!(run(&node, &pod, &config).await?, ["as it was"]);
+    }
     assert!(
         node.cri
             .containers(None)
@@ -366,5 +388,145 @@ async fn pod_cidrs_reach_the_bridge_and_the_template() -> Result<()> {
         Ok(())
     })
     .await?;
+    node.finish().await
+}
+
+/// Not even two processes of one container share one: each exec joins a new one, as the first process does.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_container_has_a_session_keyring_of_its_own() -> Result<()> {
+    let program = || tools::go_program("keyring", "./keyring");
+    let Some(program) = tokio::task::spawn_blocking(program).await?? else {
+        return Ok(());
+    };
+    let node = Node::start().await?;
+    let mut image = Image::busybox(pods::BUSYBOX)?;
+    let layer = Layer::new(Compression::Gzip);
+    image.layers.push(layer.file("keyring", 0o755, fs::read(&program)?));
+    node.import(image.oci()).await?;
+    let pod = sandbox(&node, "keyrings", false).await?;
+    let script = "/keyring id; /keyring add rc-e2e-key; /keyring has rc-e2e-key; while :; do sleep 0.1; done";
+    let first = node.cri.launch(&pod.1, &pod.0, &shell("first", script)).await?;
+    let log = node.cri.container(&first).await?.log_path;
+    let said = e2e::eventually(std::time::Duration::from_secs(10), async || {
+        let lines = pods::log_texts(&log)?;
+        ensure!(lines.len() == 2, "{lines:?}");
+        Ok(lines)
+    })
+    .await?;
+    assert_eq!(said[1], "yes", "it is its own");
+    let second = run(&node, &pod, &shell("second", "/keyring id; /keyring has rc-e2e-key")).await?;
+    assert_eq!(second[1], "no", "another container's");
+    let exec = node.cri.exec(&first, &["/keyring", "id"], 10).await?;
+    let exec = String::from_utf8(exec.stdout)?.trim().to_owned();
+    let host = String::from_utf8(tools::check(std::process::Command::new(&program).arg("id"))?.stdout)?;
+    let all = [&said[0], &second[0], &exec, host.trim()];
+    let ids: std::collections::BTreeSet<_> = all.iter().map(|line| line.split(' ').next()).collect();
+    assert_eq!(ids.len(), all.len(), "{all:#?}");
+    for of_container in &all[..3] {
+        assert!(
+            of_container.contains(" keyring;0;0;") && of_container.ends_with(";_ses"),
+            "{of_container}"
+        );
+    }
+    node.finish().await
+}
+
+/// A file of devices where runtimes look for them; it goes with its value.
+struct CdiFile(std::path::PathBuf);
+
+impl CdiFile {
+    fn new(name: &str, text: &str) -> Result<CdiFile> {
+        let path = Path::new("/var/run/cdi").join(format!("{name}.json"));
+        fs::create_dir_all(path.parent().context("its directory")?)?;
+        let hidden = path.with_extension("new");
+        fs::write(&hidden, text)?;
+        fs::rename(&hidden, &path)?;
+        Ok(CdiFile(path))
+    }
+}
+
+impl Drop for CdiFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_by_name_bring_all_that_their_file_says() -> Result<()> {
+    let node = Node::start().await?;
+    node.busybox().await?;
+    fs::create_dir(node.path("driver"))?;
+    node.file("driver/version", "7\n")?;
+    let kind = format!("rc-e2e-{}.test/gpu", std::process::id());
+    // Each is told the container's state, on the node (the last: inside).
+    let hook = |name: &str, path: &str| {
+        let script = format!("cat > {path}/{name}");
+        json!({ "hookName": name, "path": "/bin/sh", "args": ["sh", "-c", script] })
+    };
+    let dir = node.path("driver").display().to_string();
+    let hooks = ["prestart", "createRuntime", "createContainer"].map(|name| hook(name, &dir));
+    let hooks: Vec<_> = hooks.into_iter().chain([hook("startContainer", "/tmp")]).collect();
+    let spec = json!({ "cdiVersion": "0.6.0", "kind": kind,
+        "containerEdits": { "env": ["GPU_DRIVER=7"], "hooks": hooks },
+        "devices": [
+            { "name": "0", "containerEdits": {
+                "env": ["GPU=0"], "additionalGids": [4242],
+                "deviceNodes": [{ "path": "/dev/rc-gpu0", "hostPath": "/dev/full", "permissions": "rw" }],
+                "mounts": [{ "hostPath": node.path("driver"), "containerPath": "/opt/driver",
+                    "options": ["ro", "rbind", "nosuid"] }] } },
+            { "name": "1", "containerEdits": { "env": ["GPU=1"] } } ] });
+    let file = CdiFile::new(&format!("rc-e2e-{}", std::process::id()), &spec.to_string())?;
+    let pod = sandbox(&node, "cdi", false).await?;
+    let device = |name: &str| CdiDevice {
+        name: format!("{kind}={name}"),
+    };
+    let script = "echo $GPU $GPU_DRIVER; stat -c '%t:%T %a' /dev/rc-gpu0; head -c 4 /dev/rc-gpu0 | wc -c; \
+                  echo x > /dev/rc-gpu0; cat /opt/driver/version; touch /opt/driver/x 2>/dev/null || echo read-only; \
+                  id -G | tr ' ' '\\n' | grep 4242; grep -c ociVersion /tmp/startContainer";
+    let mut config = shell("given", script);
+    config.cdi_devices = vec![device("0")];
+    let lines = run(&node, &pod, &config).await?;
+    let mode = fs::metadata("/dev/full")?.permissions();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777;
+    let node_line = format!("1:7 {mode:o}");
+    let full = lines.iter().any(|line| line.contains("No space left on device"));
+    let lines: Vec<_> = lines.iter().filter(|line| !line.contains("No space")).collect();
+    assert_eq!(lines, ["0 7", &node_line, "4", "7", "read-only", "4242", "1"]);
+    assert!(full, "it is the device itself");
+    let container = node.cri.containers(None).await?.pop().context("the container")?;
+    for name in ["prestart", "createRuntime", "createContainer"] {
+        let state = node.path("driver").join(name);
+        let state = fs::read_to_string(&state).with_context(|| format!("the hook {name} did not run"))?;
+        let state: serde_json::Value = serde_json::from_str(&state).with_context(|| state.clone())?;
+        assert_eq!(state["id"], container.id.as_str(), "{name}: {state}");
+    }
+
+    // The annotation of older clients; and the common part of the file, though the device adds nothing of it.
+    let mut config = shell("annotated", "echo $GPU $GPU_DRIVER");
+    config.annotations = [("cdi.k8s.io/plugin_x".to_owned(), format!("{kind}=1"))].into();
+    assert_eq!(run(&node, &pod, &config).await?, ["1 7"]);
+
+    let mut config = shell("unknown", "true");
+    config.cdi_devices = vec![device("0"), device("2")];
+    let before = node.cri.containers(None).await?.len();
+    let refused = node
+        .cri
+        .create(&pod.1, &pod.0, &config)
+        .await
+        .expect_err("no such device");
+    let name = device("2").name;
+    assert!(
+        refused.message().contains(&format!("cdiDevices[{name}]")) && refused.message().contains("no CDI device"),
+        "{refused:?}"
+    );
+    assert_eq!(node.cri.containers(None).await?.len(), before, "nothing is left");
+    // Its name is free, and a device that comes later is found without a restart.
+    let mut grown = spec.clone();
+    let mut second = spec["devices"][1].clone();
+    second["name"] = "2".into();
+    grown["devices"].as_array_mut().context("a list")?.push(second);
+    let renewed = CdiFile::new(&format!("rc-e2e-{}", std::process::id()), &grown.to_string())?;
+    node.cri.launch(&pod.1, &pod.0, &config).await?;
+    drop((file, renewed));
     node.finish().await
 }

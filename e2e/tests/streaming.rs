@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::node::{Node, shown};
+use e2e::node::{Node, Options, shown};
 use e2e::pods::{self, shell};
 use e2e::v1::*;
 use e2e::{eventually, tools};
@@ -536,6 +536,64 @@ async fn ports_inside_a_pod_are_reached_through_every_transport() -> Result<()> 
     let status = tokio::time::timeout(Duration::from_secs(10), lost.wait()).await;
     assert!(!status.context("it goes on without its pod")??.success());
     drop(input);
+    node.finish().await
+}
+
+/// The client is Kubernetes' own; it takes any certificate, as the kubelet's is.
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_goes_over_tls() -> Result<()> {
+    let Some(program) = program().await? else { return Ok(()) };
+    let mut node = Node::new(Options::default())?;
+    let (cert, key) = (node.path("tls.crt"), node.path("tls.key"));
+    tools::certificate(&cert, &key, "streams")?;
+    std::fs::create_dir(node.path("etc"))?;
+    let tls = format!("{{cert: '{}', key: '{}'}}", cert.display(), key.display());
+    node.file("etc/config.yaml", format!("streaming: {{tls: {tls}}}\n"))?;
+    node.serve().await?;
+    node.busybox().await?;
+    let pod = node.pod("tls");
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    let web = pods::container("web", pods::HELLO, &[]);
+    node.cri.launch(&sandbox, &pod, &web).await?;
+    for protocol in ["spdy", "websocket"] {
+        let echo = "while read line; do echo \"got $line\"; [ $line = end ] && exit 3; done";
+        let mut config = shell(protocol, echo);
+        config.stdin = true;
+        let id = node.cri.launch(&sandbox, &pod, &config).await?;
+        let words = "stdin stdout stderr";
+        let url = exec_url(&node, &id, words, &["/bin/sh", "-c", "cat; exit 7"]).await?;
+        ensure!(url.starts_with("https://"), "{url}");
+        let out = finish(client(&program, "exec", &url, protocol, words)?, b"in\n").await?;
+        assert_eq!(
+            (&*out.stdout, out.status.code()),
+            (&b"in\n"[..], Some(7)),
+            "{protocol}: {}",
+            shown(&out)
+        );
+
+        let url = attach_url(&node, &id, words).await?;
+        ensure!(url.starts_with("https://"), "{url}");
+        let out = finish(client(&program, "attach", &url, protocol, words)?, b"one\nend\n").await?;
+        assert_eq!(out.stdout, b"got one\ngot end\n", "{protocol}: {}", shown(&out));
+        assert_eq!(node.cri.exited(&id).await?.exit_code, 3, "{protocol}");
+
+        let request = PortForwardRequest {
+            pod_sandbox_id: sandbox.clone(),
+            port: vec![8080],
+        };
+        let url = node.cri.runtime.clone().port_forward(request).await?.into_inner().url;
+        ensure!(url.starts_with("https://"), "{url}");
+        let mut forward = client(&program, "forward", &url, protocol, "8080")?;
+        let (address, _open) = first_line(&mut forward).await?;
+        // The server may not listen yet.
+        eventually(Duration::from_secs(10), async || {
+            let text = fetch(&address, "GET / HTTP/1.0\r\n\r\n").await?;
+            ensure!(text.contains("200 OK"), "{protocol}: {text}");
+            Ok(())
+        })
+        .await?;
+        forward.start_kill()?;
+    }
     node.finish().await
 }
 

@@ -12,6 +12,7 @@ use shim::record::{self, End, Start};
 
 use crate::log::{Kind, Log};
 use crate::process::{self, Proc};
+use crate::runtime::Runtime;
 use crate::service::{Of, Service};
 use crate::stdio::{self, Stream};
 use crate::{cgroup, sys};
@@ -81,7 +82,8 @@ impl Service {
         }
         proc.pidfd = Some(pidfd);
         let name = fs::read_to_string(format!("/proc/{}/comm", start.pid)).unwrap_or_default();
-        if name.trim_end() == UNBORN {
+        let unborn = |runtime: Runtime| runtime.is_unborn();
+        if name.trim_end() == UNBORN || Runtime::of(&proc.task, &self.dir).is_some_and(unborn) {
             return proc.failed(&self.dir.clone(), "its shim died before the program began");
         }
         proc.phase = Phase::Running;

@@ -46,6 +46,8 @@ pub mod message {
     pub const ERROR: u8 = b'E';
     /// Comes with the controlling end of its terminal.
     pub const TERMINAL: u8 = b'T';
+    /// An OCI runtime's program has started it; the built-in way closes the channel at execve instead.
+    pub const STARTED: u8 = b'S';
 }
 
 type Step<T = ()> = Result<T, String>;

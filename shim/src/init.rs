@@ -2,7 +2,8 @@
 //! nothing runs under threads. The container's first process becomes the *shim's* child (CLONE_PARENT).
 //!
 //! libcontainer gets a spec without user, capabilities, filter, labels, limits and bind mounts: it makes namespaces,
-//! the base mounts and the cgroup, then calls [`Become`], which does the rest itself.
+//! the base mounts and the cgroup, then calls [`Become`], which does the rest itself. An OCI runtime's program, if one
+//! is asked for, gets the whole spec instead (see [`runtime`]).
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -12,10 +13,13 @@ use std::sync::Arc;
 
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::syscall::syscall::SyscallType;
-use oci_spec::runtime::{LinuxNamespaceBuilder, LinuxNamespaceType, PosixRlimit, PosixRlimitType, Process, Spec};
+use oci_spec::runtime::{
+    Linux, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType, PosixRlimit, PosixRlimitType, Process, Spec,
+};
 
 use crate::r#become::{Become, message};
 use crate::mounts::{self, Mounts};
+use crate::runtime::{self, Runtime};
 use crate::sys;
 use shim::fault;
 use shim::record::{self, Start};
@@ -44,8 +48,10 @@ pub struct Plan {
     /// CLOCK_BOOTTIME ns, 0 = never.
     pub start_by: u64,
     pub seccomp: Option<Vec<u8>>,
-    /// stdin, stdout, stderr.
-    pub stdio: [OwnedFd; 3],
+    /// stdin, stdout, stderr; taken by who makes the container.
+    pub stdio: Option<[OwnedFd; 3]>,
+    /// `None`: libcontainer makes it.
+    pub runtime: Option<Runtime>,
 }
 
 /// Reads a bundle: its spec and its filter.
@@ -69,12 +75,12 @@ pub fn load(bundle: &Path) -> Result<(Spec, Option<Vec<u8>>), String> {
     Ok((spec, filter))
 }
 
-/// Where libcontainer keeps its state of a container, and the derived bundle.
+/// Where libcontainer, or an OCI runtime's program, keeps its state of a container, and the derived bundle.
 pub fn state_dirs(dir: &Path, id: &str) -> (PathBuf, PathBuf) {
     (dir.join("c"), dir.join("b").join(id))
 }
 
-/// Removes what libcontainer left.
+/// Removes what either left.
 pub fn forget(dir: &Path, id: &str) {
     let (root, bundle) = state_dirs(dir, id);
     for gone in [root.join(id), bundle] {
@@ -95,7 +101,7 @@ impl Plan {
         }
     }
 
-    fn steps(self, channel: RawFd) -> Result<(), String> {
+    fn steps(mut self, channel: RawFd) -> Result<(), String> {
         self.in_time()?;
         let process = self.spec.process().clone().ok_or("config.json: process: missing")?;
         if let Some(score) = process.oom_score_adj() {
@@ -104,6 +110,9 @@ impl Plan {
         let (root, bundle) = state_dirs(&self.dir, &self.id);
         for dir in [&root, &bundle] {
             fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        }
+        if let Some(runtime) = self.runtime.take() {
+            return runtime::make(self, &runtime, channel);
         }
         let spec = serde_json::to_vec(&derive(&self.spec, &self.pid)?).map_err(|error| error.to_string())?;
         fault::point("shim.maker.derived");
@@ -114,7 +123,7 @@ impl Plan {
             channel,
             first: Some(Arc::new(Mounts::open(&self.spec)?)),
         };
-        let [stdin, stdout, stderr] = self.stdio;
+        let [stdin, stdout, stderr] = self.stdio.take().ok_or("no stdio")?;
         let mut container = ContainerBuilder::new(self.id.clone(), SyscallType::default())
             .with_executor(executor)
             .with_root_path(&root)
@@ -129,28 +138,21 @@ impl Plan {
             .build()
             .map_err(chain)?;
         let pid = container.pid().ok_or("libcontainer made no process")?.as_raw() as u32;
-        let start = Start {
-            pid,
-            start_ticks: sys::start_ticks(pid).ok_or("the container's first process is gone already")?,
-            boot_id: sys::boot_id(),
-            started_at: sys::now(),
-        };
-        fault::point("shim.maker.built");
-        let mut made = vec![message::MADE];
-        made.extend(start.pid.to_le_bytes());
-        made.extend(start.start_ticks.to_le_bytes());
-        made.extend(start.started_at.to_le_bytes());
-        sys::send(channel, &made, &[]).map_err(|error| format!("tell the shim: {error}"))?;
+        let start = made(pid, channel)?;
         for limit in process.rlimits().iter().flatten() {
             set_limit(pid, limit)?;
         }
-        record::write_start(&self.record, &start).map_err(|error| error.to_string())?;
-        if self.start_by != 0 && sys::boot() >= self.start_by {
-            return Err(late());
-        }
-        fault::point("shim.maker.recorded");
+        self.begin(&start)?;
         container.start().map_err(chain)?;
         fault::point("shim.maker.after");
+        Ok(())
+    }
+
+    /// Records the start, if it is still wanted. After this the program may run.
+    pub fn begin(&self, start: &Start) -> Result<(), String> {
+        record::write_start(&self.record, start).map_err(|error| error.to_string())?;
+        self.in_time()?;
+        fault::point("shim.maker.recorded");
         Ok(())
     }
 
@@ -161,6 +163,23 @@ impl Plan {
             Ok(())
         }
     }
+}
+
+/// Tells the shim of the container's first process.
+pub fn made(pid: u32, channel: RawFd) -> Result<Start, String> {
+    let start = Start {
+        pid,
+        start_ticks: sys::start_ticks(pid).ok_or("the container's first process is gone already")?,
+        boot_id: sys::boot_id(),
+        started_at: sys::now(),
+    };
+    fault::point("shim.maker.built");
+    let mut made = vec![message::MADE];
+    made.extend(start.pid.to_le_bytes());
+    made.extend(start.start_ticks.to_le_bytes());
+    made.extend(start.started_at.to_le_bytes());
+    sys::send(channel, &made, &[]).map_err(|error| format!("tell the shim: {error}"))?;
+    Ok(start)
 }
 
 fn late() -> String {
@@ -208,6 +227,13 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
     if let Some(root) = spec.root_mut() {
         root.set_readonly(Some(false));
     }
+    linux.set_namespaces(Some(namespaces(&linux, pid)?));
+    spec.set_linux(Some(linux));
+    Ok(spec)
+}
+
+/// The namespaces with the pid namespace that is known only now.
+pub fn namespaces(linux: &Linux, pid: &PidNs) -> Result<Vec<LinuxNamespace>, String> {
     let mut namespaces = linux.namespaces().clone().unwrap_or_default();
     namespaces.retain(|namespace| namespace.typ() != LinuxNamespaceType::Pid);
     let builder = LinuxNamespaceBuilder::default().typ(LinuxNamespaceType::Pid);
@@ -219,9 +245,7 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
             namespaces.push(builder.path(path).build().map_err(|error| error.to_string())?);
         }
     }
-    linux.set_namespaces(Some(namespaces));
-    spec.set_linux(Some(linux));
-    Ok(spec)
+    Ok(namespaces)
 }
 
 /// Sets this process's OOM score for its children to inherit. Refused without CAP_SYS_RESOURCE when lower: then it
@@ -262,6 +286,29 @@ pub fn set_limit(pid: u32, limit: &PosixRlimit) -> Result<(), String> {
             .map(drop)
             .map_err(told)
     }
+}
+
+/// Makes room for a limit on what this process starts; answers how high its hard limit may be.
+pub fn raise_limit(limit: &PosixRlimit) -> Result<u64, String> {
+    let kind = resource(limit.typ());
+    let mut old = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the pointers are those of live rlimits.
+    unsafe {
+        let told = |error| format!("process.rlimits {:?}: {error}", limit.typ());
+        sys::check(libc::getrlimit(kind, &mut old)).map_err(told)?;
+        let raised = libc::rlimit {
+            rlim_max: old.rlim_max.max(limit.hard()),
+            ..old
+        };
+        if libc::setrlimit(kind, &raised) == 0 {
+            return Ok(raised.rlim_max);
+        }
+    }
+    crate::note!("rlimit {:?} {}: clamped to {}", limit.typ(), limit.hard(), old.rlim_max);
+    Ok(old.rlim_max)
 }
 
 fn resource(kind: PosixRlimitType) -> libc::__rlimit_resource_t {

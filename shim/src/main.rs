@@ -25,6 +25,7 @@ mod log;
 mod mounts;
 mod pause;
 mod process;
+mod runtime;
 mod serve;
 mod service;
 mod session;

@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use crate::attach::{self, Attached};
 use crate::log::{Kind, Log};
+use crate::runtime::{Removal, Runtime};
 use crate::stdio::{self, Pumped, Scratch, Stream};
 use crate::{cgroup, init, sys};
 use shim::api::{Phase, RunRequest, Started, Task};
@@ -49,6 +50,9 @@ pub struct Proc {
     pub channel: Option<OwnedFd>,
     /// The child that makes it; 0 when that has ended.
     pub maker: u32,
+    /// The channel's end means that it runs.
+    pub is_begun: bool,
+    removal: Removal,
     pub error: Option<String>,
     pub streams: Vec<Stream>,
     /// Streams with something to read, in the order of `streams`.
@@ -58,6 +62,8 @@ pub struct Proc {
     /// CLOCK_BOOTTIME of SIGKILL.
     pub kill_at: Option<u64>,
     pub is_dead: bool,
+    /// The kernel had killed for want of memory when the end was seen; systemd may take the cgroup away soon after.
+    oom: bool,
     pub end: Option<End>,
     drain_until: u64,
     empty_until: u64,
@@ -82,6 +88,8 @@ impl Proc {
             pidfd: None,
             channel: None,
             maker: 0,
+            is_begun: true,
+            removal: Removal::Owed,
             error: None,
             streams: Vec::new(),
             ready: Vec::new(),
@@ -89,6 +97,7 @@ impl Proc {
             log_retry: 0,
             kill_at: None,
             is_dead: false,
+            oom: false,
             end: None,
             drain_until: 0,
             empty_until: 0,
@@ -165,6 +174,7 @@ impl Proc {
 
     /// The first process ended, or never began.
     pub fn ended(&mut self, dir: &Path, end: End) {
+        self.oom |= !self.task.pause && cgroup::oom_kills(&self.cgroups()) > 0;
         self.is_dead = true;
         self.phase = Phase::Stopping;
         let now = sys::boot();
@@ -261,7 +271,14 @@ impl Proc {
             }
         }
         let cgroups = self.cgroups();
-        let oom = !self.task.pause && cgroup::oom_kills(&cgroups) > 0;
+        let oom = self.oom || (!self.task.pause && cgroup::oom_kills(&cgroups) > 0);
+        if let Some(end) = self.end.as_mut().filter(|end| oom && end.reason == "Error") {
+            end.oom = true;
+            end.reason = "OOMKilled".into();
+        }
+        if !self.is_removed(dir) {
+            return false;
+        }
         if !cgroup::remove(&cgroups) && sys::boot() < self.empty_until && !self.task.pause {
             self.look_at = sys::boot() + self.look_pause;
             return false;
@@ -270,11 +287,7 @@ impl Proc {
         fault::point("shim.finish.before");
         self.remove_files(dir);
         fault::point("shim.finish.removed");
-        let mut end = self.end.clone().unwrap_or_else(|| End::lost(sys::now()));
-        if oom && end.reason == "Error" {
-            end.oom = true;
-            end.reason = "OOMKilled".into();
-        }
+        let end = self.end.clone().unwrap_or_else(|| End::lost(sys::now()));
         match record::write_end(self.record(), end) {
             Ok(end) => {
                 self.end = Some(end);
@@ -289,6 +302,53 @@ impl Proc {
                 false
             }
         }
+    }
+
+    /// Has the OCI runtime's program that made it, if one did, removed its state? Else that is begun.
+    fn is_removed(&mut self, dir: &Path) -> bool {
+        match self.removal {
+            Removal::Done => return true,
+            Removal::Owed => {
+                let Some(runtime) = Runtime::of(&self.task, dir).filter(Runtime::has_state) else {
+                    self.removal = Removal::Done;
+                    return true;
+                };
+                // It removes the cgroup, and with that the count of OOM kills.
+                self.task.ended.clone_from(&self.end);
+                if let Err(error) = save(dir, &self.task) {
+                    crate::note!("{}: {error}", self.id());
+                }
+                fault::point("runtime.delete.before");
+                self.removal = runtime.delete().unwrap_or_else(|error| {
+                    crate::note!("{}: start its removal: {error}", self.id());
+                    Removal::Done
+                });
+            }
+            Removal::Runs(child, until) if until <= sys::boot() => {
+                crate::note!("{}: its removal did not end in time and was killed", self.id());
+                // SAFETY: no pointers. The pid is a child not reaped yet, so nobody else's.
+                unsafe { libc::kill(child as libc::pid_t, libc::SIGKILL) };
+                self.removal = Removal::Done;
+            }
+            Removal::Runs(..) => {}
+        }
+        if let Removal::Runs(_, until) = self.removal {
+            self.look_at = until;
+        }
+        self.removal == Removal::Done
+    }
+
+    pub fn is_removed_by(&self, child: u32) -> bool {
+        matches!(self.removal, Removal::Runs(pid, _) if pid == child)
+    }
+
+    /// The program that removes its state has ended.
+    pub fn removed(&mut self, status: i32) {
+        if status != 0 {
+            crate::note!("{}: its removal ended with wait status {status:#x}", self.id());
+        }
+        self.removal = Removal::Done;
+        self.look_at = 0;
     }
 
     pub fn remove_files(&self, dir: &Path) {

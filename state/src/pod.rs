@@ -49,6 +49,9 @@ pub struct PodSpec {
     pub image_pull_secrets: Vec<SecretRef>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hostname: String,
+    /// The runtime handler's own name: there are no RuntimeClass objects here.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub runtime_class_name: String,
     #[serde(default)]
     pub host_network: bool,
     #[serde(default, rename = "hostPID")]
@@ -221,6 +224,9 @@ impl Kind for PodKind {
         }
         if !spec.hostname.is_empty() {
             check::dns_label("spec.hostname", &spec.hostname)?;
+        }
+        if !spec.runtime_class_name.is_empty() {
+            check::dns_label("spec.runtimeClassName", &spec.runtime_class_name)?;
         }
         if spec.termination_grace_period_seconds < 0 {
             return Err(Error::invalid(

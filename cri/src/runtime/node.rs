@@ -25,11 +25,14 @@ pub(super) fn version(services: &Services) -> v1::VersionResponse {
     }
 }
 
-/// The cgroupfs driver, for the life of the node.
-pub(super) fn runtime_config() -> v1::RuntimeConfigResponse {
+/// The driver that is in use, for the life of the node.
+pub(super) fn runtime_config(services: &Services) -> v1::RuntimeConfigResponse {
     v1::RuntimeConfigResponse {
         linux: Some(v1::LinuxRuntimeConfiguration {
-            cgroup_driver: v1::CgroupDriver::Cgroupfs.into(),
+            cgroup_driver: match services.config.systemd_cgroups {
+                true => v1::CgroupDriver::Systemd.into(),
+                false => v1::CgroupDriver::Cgroupfs.into(),
+            },
         }),
     }
 }
@@ -42,17 +45,20 @@ pub(super) fn status(services: &Services, request: &v1::StatusRequest) -> Result
         condition("RuntimeReady", find(&node, "Ready"), "RuntimeNotReady"),
         condition("NetworkReady", find(&node, "NetworkReady"), "NetworkPluginNotReady"),
     ];
-    let features = v1::RuntimeHandlerFeatures {
-        recursive_read_only_mounts: node.status.recursive_read_only,
-        user_namespaces: node.status.user_namespaces,
-    };
-    let mut names = services.config.handlers.clone();
-    names.push(String::new());
-    names.sort();
+    let told = services.told();
+    let mut names: Vec<&str> = told.handlers.iter().map(|handler| handler.name.as_str()).collect();
+    names.push("");
+    names.sort_unstable();
     names.dedup();
-    let handler = |name| v1::RuntimeHandler {
-        name,
-        features: Some(features),
+    let handler = |name: &str| {
+        let able = told.handler(name).unwrap_or_default();
+        v1::RuntimeHandler {
+            name: name.to_owned(),
+            features: Some(v1::RuntimeHandlerFeatures {
+                recursive_read_only_mounts: able.recursive_read_only && node.status.recursive_read_only,
+                user_namespaces: able.user_namespaces && node.status.user_namespaces,
+            }),
+        }
     };
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use state::container::{Container, ContainerPhase};
-use state::sandbox::{PodSandbox, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec};
+use state::sandbox::{NamespaceMode, PodSandbox, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec, UserNamespace};
 use state::{Meta, Store};
 
 use super::{v1, verbose};
@@ -21,13 +21,22 @@ pub(super) async fn run(
 ) -> Result<v1::RunPodSandboxResponse> {
     let config = translate::present("config", &request.config)?;
     let handler = &request.runtime_handler;
-    if !handler.is_empty() && !services.config.handlers.contains(handler) {
-        return Err(Error::invalid(
+    let unknown = || {
+        Error::invalid(
             "runtime_handler",
             format!("{handler:.100?} is not configured on this node"),
-        ));
-    }
+        )
+    };
+    let able = services.told().handler(handler).ok_or_else(unknown)?;
     let new = translate::sandbox::new(config, handler)?;
+    let own_users = |user: &UserNamespace| user.mode == NamespaceMode::Pod;
+    if !able.user_namespaces && new.spec.namespaces.user.as_ref().is_some_and(own_users) {
+        let problem = format!(
+            "{:.100?} has no id-mapped mounts, which user namespaces need",
+            able.name
+        );
+        return Err(Error::invalid("runtime_handler", problem));
+    }
     let pod = format!("{}/{}", new.spec.pod.namespace, new.spec.pod.name);
     let ready = |sandbox: &PodSandbox| sandbox.status.phase == SandboxPhase::Ready;
     let pod_sandbox_id = create(services, call, &pod, new, ready).await?;

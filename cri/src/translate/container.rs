@@ -17,7 +17,10 @@ use crate::runtime::v1;
 const CAPABILITY_MAX: usize = 32;
 
 /// The record that a CreateContainer call asks for. Images are not resolved yet: their `id`s are empty.
-pub(crate) fn new(config: &v1::ContainerConfig, sandbox: &PodSandbox) -> Result<New<ContainerKind>> {
+///
+/// # Errors
+/// For a field that cannot be, by its path.
+pub fn new(config: &v1::ContainerConfig, sandbox: &PodSandbox) -> Result<New<ContainerKind>> {
     if config.windows.is_some() {
         return Err(Error::invalid("config.windows", "this node runs Linux"));
     }

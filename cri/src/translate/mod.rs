@@ -2,12 +2,12 @@
 //!
 //! Errors name the field by its path in the proto's spelling, e.g. `config.linux.security_context.run_as_group`.
 
-pub(crate) mod container;
+pub mod container;
 pub(crate) mod image;
 pub(crate) mod metrics;
 mod mount;
 pub(crate) mod resources;
-pub(crate) mod sandbox;
+pub mod sandbox;
 pub(crate) mod security;
 pub(crate) mod signal;
 pub(crate) mod stats;

@@ -19,7 +19,10 @@ const HOSTNAME_MAX: usize = 64;
 const UID_MAX: usize = 128;
 
 /// The record that a RunPodSandbox call asks for.
-pub(crate) fn new(config: &v1::PodSandboxConfig, handler: &str) -> Result<New<SandboxKind>> {
+///
+/// # Errors
+/// For a field that cannot be, by its path.
+pub fn new(config: &v1::PodSandboxConfig, handler: &str) -> Result<New<SandboxKind>> {
     if config.windows.is_some() {
         return Err(Error::invalid("config.windows", "this node runs Linux"));
     }

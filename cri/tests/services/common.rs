@@ -56,9 +56,13 @@ pub async fn unready() -> World {
     tokio::spawn(pulls(store.clone()));
     let (closing, receiver) = watch::channel(false);
     let config = Config {
-        handlers: vec!["own".into()],
         told: Arc::new(std::sync::RwLock::new(cri::Told {
             sandbox_image: "localhost/pause".into(),
+            handlers: vec![cri::Handler {
+                name: "own".into(),
+                recursive_read_only: true,
+                user_namespaces: false,
+            }],
             ..cri::Told::default()
         })),
         ..Config::default()

@@ -18,20 +18,24 @@ pub async fn table() -> Result<String> {
     Ok(text)
 }
 
-async fn column(mut runtime: Runtime) -> Result<Vec<(&'static str, String)>> {
+async fn column(mut runtime: Runtime) -> Result<trials::Rows> {
+    let rows = rows(&mut runtime).await;
+    let told = runtime.log_tail();
+    let ended = runtime.end().await;
+    let rows = rows.context(told)?;
+    ended?;
+    Ok(rows)
+}
+
+async fn rows(runtime: &mut Runtime) -> Result<trials::Rows> {
     let mut rows = Vec::new();
-    rows.extend(
-        trials::amid_creates(&mut runtime)
-            .await
-            .context("killed amid creates")?,
-    );
-    rows.extend(trials::away(&mut runtime).await.context("away while containers end")?);
-    rows.extend(trials::shim(&mut runtime).await.context("shim killed")?);
-    rows.extend(trials::pause(&mut runtime).await.context("pause killed")?);
-    rows.extend(trials::logs(&mut runtime).await.context("killed under log load")?);
+    rows.extend(trials::amid_creates(runtime).await.context("killed amid creates")?);
+    rows.extend(trials::away(runtime).await.context("away while containers end")?);
+    rows.extend(trials::shim(runtime).await.context("shim killed")?);
+    rows.extend(trials::pause(runtime).await.context("pause killed")?);
+    rows.extend(trials::logs(runtime).await.context("killed under log load")?);
     for row in &rows {
         eprintln!("{}: {}", row.0, row.1);
     }
-    runtime.end().await?;
     Ok(rows)
 }

@@ -15,7 +15,7 @@ use crate::leaks::Process;
 use crate::pods::{self, shell};
 use crate::v1::*;
 
-type Rows = Vec<(&'static str, String)>;
+pub type Rows = Vec<(&'static str, String)>;
 
 /// On the host's network: CNI is not what is compared.
 fn pod(runtime: &Runtime, name: &str) -> PodSandboxConfig {
@@ -31,7 +31,11 @@ fn pod(runtime: &Runtime, name: &str) -> PodSandboxConfig {
 
 async fn launched(runtime: &Runtime, name: &str, script: &str) -> Result<(String, String, PodSandboxConfig)> {
     let pod = pod(runtime, name);
-    let sandbox = runtime.cri().run_sandbox(&pod).await?;
+    // Tried again as the kubelet does: after a fault the first try of a peer may fail.
+    let sandbox = eventually(Duration::from_secs(30), async || {
+        Ok(runtime.cri().run_sandbox(&pod).await?)
+    })
+    .await?;
     let mut config = shell("c", script);
     let gate = runtime.dir().join(format!("gate-{name}"));
     fs::create_dir_all(&gate)?;

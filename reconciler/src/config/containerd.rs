@@ -7,10 +7,11 @@
 //!  [plugins.'io.containerd.server.v1.PART'] 4 ───> PART.NAME, which is top-level before 4
 //! ```
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use serde_yaml::Value;
+use serde_yaml::{Mapping, Value};
 use toml::Value as Toml;
 
 use super::keys::{self, KIND, VERSIONS};
@@ -65,7 +66,17 @@ const RULES: &[(&str, &str, Convert)] = &[
     ("cri.x509_key_pair_streaming.tls_cert_file", "streaming.tls.cert", same),
     ("cri.x509_key_pair_streaming.tls_key_file", "streaming.tls.key", same),
     ("cri.containerd.runtimes.*.options.ShimCgroup", "cgroup.shims", same),
+    (
+        "cri.containerd.runtimes.*.options.SystemdCgroup",
+        "cgroup.driver",
+        driver,
+    ),
+    ("cri.systemd_cgroup", "cgroup.driver", driver),
+    ("cri.containerd.default_runtime_name", "defaultHandler", same),
 ];
+
+/// The runtime type whose programs are called as the OCI says, and that stands for if none is named.
+const RUNC: &str = "io.containerd.runc.v2";
 
 /// Why well-known keys are left; of any other there is none to tell.
 const REASONS: &[(&str, &str)] = &[
@@ -84,10 +95,9 @@ const REASONS: &[(&str, &str)] = &[
         "both may run side by side; to take its place, set socket to unix://ADDRESS",
     ),
     (
-        "cri.containerd.runtimes.*.options.SystemdCgroup",
-        "only cgroup.driver cgroupfs is there; set the kubelet's cgroupDriver to cgroupfs",
+        "cri.containerd.runtimes.*.runtime_type",
+        "a handler is a program with the OCI's command line, not a shim",
     ),
-    ("cri.systemd_cgroup", "only cgroup.driver cgroupfs is there"),
     (
         "cri.registry.mirrors.*",
         "write it as HOST/hosts.toml in a directory of registry.certsDirs",
@@ -135,8 +145,12 @@ pub fn translate(text: &str) -> Result<Import> {
     let secure = on("cri.enable_tls_streaming");
     let certified = on("cri.x509_key_pair_streaming.tls_cert_file");
     let listen = listen(&all);
+    let mut handlers = Handlers::new();
     for (path, value) in &all {
         let name = normal(path);
+        if handler(&all, path, value, &mut handlers) {
+            continue;
+        }
         if name == "version" || (listen.is_some() && name.starts_with("cri.stream_server_")) {
             continue;
         }
@@ -157,6 +171,11 @@ pub fn translate(text: &str) -> Result<Import> {
             left.push(format!("{} = {}: {why}", shown(path), short(value)));
         }
     }
+    for (name, map) in handlers {
+        if let Err(why) = put(&mut settings, &format!("handlers.{name}"), Value::Mapping(map)) {
+            left.push(format!("runtimes.{name}: {why}"));
+        }
+    }
     if let Some(address) = listen
         && let Err(why) = put(&mut settings, "streaming.address", Value::String(address.clone()))
     {
@@ -173,6 +192,53 @@ pub fn translate(text: &str) -> Result<Import> {
         show::yaml(&settings.set_ones(), false)
     );
     Ok(Import { yaml, left })
+}
+
+/// Rows of our table, by name.
+type Handlers = BTreeMap<String, Mapping>;
+
+/// Takes a key of their table of runtimes, if ours has it.
+fn handler(all: &[(Vec<String>, Toml)], path: &[String], value: &Toml, handlers: &mut Handlers) -> bool {
+    let Some(at) = path.windows(2).position(|two| two == ["containerd", "runtimes"]) else {
+        return false;
+    };
+    let (head, rest) = path.split_at(at + 2);
+    let [name, key @ ..] = rest else { return false };
+    let head: Vec<&String> = head.iter().chain([name]).collect();
+    let kind = all.iter().find(|(path, _)| {
+        path.len() == head.len() + 1
+            && path.iter().zip(&head).all(|(a, b)| a == *b)
+            && path.ends_with(&["runtime_type".to_owned()])
+    });
+    // A name with a dot would be another key.
+    if kind.is_none_or(|(_, kind)| kind.as_str() != Some(RUNC)) || name.is_empty() || name.contains('.') {
+        return false;
+    }
+    let key: Vec<&str> = key.iter().map(String::as_str).collect();
+    let ours = match key.as_slice() {
+        ["runtime_type" | "options", ..] => "binary",
+        ["privileged_without_host_devices"] => "privilegedWithoutHostDevices",
+        ["cgroup_writable"] => "cgroupWritable",
+        ["pod_annotations" | "container_annotations"] => "annotations",
+        _ => return false,
+    };
+    if key[0] == "options" && key != ["options", "BinaryName"] {
+        return false;
+    }
+    let row = handlers.entry(name.clone()).or_default();
+    row.entry("binary".into()).or_insert_with(|| "runc".into());
+    if key == ["runtime_type"] || is_off(value) {
+        return true;
+    }
+    let value = serde_yaml::to_value(value).unwrap_or_default();
+    match (row.get_mut(ours), value) {
+        (Some(Value::Sequence(old)), Value::Sequence(new)) => {
+            let more: Vec<_> = new.into_iter().filter(|one| !old.contains(one)).collect();
+            old.extend(more);
+        }
+        (_, value) => drop(row.insert(ours.into(), value)),
+    }
+    true
 }
 
 /// All values that are no tables, by path.
@@ -301,6 +367,14 @@ fn same(value: &Toml) -> std::result::Result<Value, String> {
 
 fn list(value: &Toml) -> std::result::Result<Value, String> {
     Ok(Value::Sequence(vec![same(value)?]))
+}
+
+fn driver(value: &Toml) -> std::result::Result<Value, String> {
+    match value.as_bool() {
+        Some(true) => Ok("systemd".into()),
+        Some(false) => Ok("cgroupfs".into()),
+        None => Err("it is neither true nor false".to_owned()),
+    }
 }
 
 fn text(value: &Toml) -> std::result::Result<&str, String> {
@@ -436,11 +510,12 @@ mod tests {
         let import = import(VERSION_2);
         assert_eq!(
             import.yaml,
-            "apiVersion: reconcile/v1\nkind: Config\nlogLevel: warn\nmetrics: 127.0.0.1:1338\ncgroup:\n  shims: \
-             /system.slice\nnetwork:\n  cniConfDir: /etc/cni/net.d\n  cniBinDirs: [/opt/cni/bin]\nregistry:\n  \
+            "apiVersion: reconcile/v1\nkind: Config\nlogLevel: warn\nmetrics: 127.0.0.1:1338\ncgroup:\n  driver: systemd\n  \
+             shims: /system.slice\nnetwork:\n  cniConfDir: /etc/cni/net.d\n  cniBinDirs: [/opt/cni/bin]\nregistry:\n  \
              certsDirs: [/etc/containerd/certs.d, /etc/docker/certs.d]\nimages:\n  sandboxImage: \
-             registry.k8s.io/pause:3.10\ncontainers:\n  seccomp: RuntimeDefault\nlogs:\n  maxLineBytes: 8192\n\
-             streaming:\n  address: 127.0.0.1:10010\n  idleSeconds: 5400\noomScore:\n  daemon: -999\n"
+             registry.k8s.io/pause:3.10\ncontainers:\n  seccomp: RuntimeDefault\nhandlers:\n  runc: {binary: runc}\n\
+             logs:\n  maxLineBytes: 8192\nstreaming:\n  address: 127.0.0.1:10010\n  idleSeconds: 5400\n\
+             oomScore:\n  daemon: -999\n"
         );
         let left = import.left.join("\n");
         for line in [
@@ -451,12 +526,51 @@ mod tests {
             "plugins.\"io.containerd.grpc.v1.cri\".enable_selinux = true: no counterpart",
             "plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"docker.io\".endpoint = \
              [\"https://mirror.example\"]: write it as",
-            "runtimes.runc.options.SystemdCgroup = true: only cgroup.driver",
-            "runtimes.runc.runtime_type = \"io.containerd.runc.v2\": no counterpart",
         ] {
             assert!(left.contains(line), "{line}\n---\n{left}");
         }
-        assert_eq!(import.left.len(), 8, "{left}");
+        assert_eq!(import.left.len(), 6, "{left}");
+    }
+
+    #[test]
+    fn runtimes_become_handlers() {
+        let import = import(
+            r#"
+            version = 3
+            [plugins.'io.containerd.cri.v1.runtime'.containerd]
+              default_runtime_name = 'crun'
+            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crun]
+              runtime_type = 'io.containerd.runc.v2'
+              pod_annotations = ['a.*', 'b']
+              container_annotations = ['b', 'c']
+              privileged_without_host_devices = true
+              base_runtime_spec = '/etc/base.json'
+              sandboxer = ''
+              [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crun.options]
+                BinaryName = '/usr/bin/crun'
+                NoPivotRoot = true
+            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+              runtime_type = 'io.containerd.runc.v2'
+              [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+                BinaryName = ''
+            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.kata]
+              runtime_type = 'io.containerd.kata.v2'
+            "#,
+        );
+        assert_eq!(
+            import.yaml,
+            "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, annotations: [b, c, \
+             a.*], privilegedWithoutHostDevices: true}\n  runc: {binary: runc}\ndefaultHandler: crun\n"
+        );
+        let left = import.left.join("\n");
+        for line in [
+            "crun.base_runtime_spec = \"/etc/base.json\": no counterpart",
+            "crun.options.NoPivotRoot = true: no counterpart",
+            "kata.runtime_type = \"io.containerd.kata.v2\": a handler is a program",
+        ] {
+            assert!(left.contains(line), "{line}\n---\n{left}");
+        }
+        assert_eq!(import.left.len(), 4, "{left}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use serde::de::DeserializeOwned;
 use serde_yaml::Value;
 
+use super::handlers::Handler;
 use super::values::*;
 
 /// When a reload makes a changed key count.
@@ -118,9 +119,10 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         path: "cgroup.driver",
-        kind: "cgroupfs",
+        kind: "auto, cgroupfs or systemd",
         default: "cgroupfs",
-        meaning: "Who makes cgroups; the kubelet's cgroupDriver must say the same.",
+        meaning: "Who makes cgroups: we, or systemd (scopes in slices; cgroup v2); auto: systemd where it can. A kubelet \
+                  asks for it, older ones must be told the same (cgroupDriver). Change it only while there are no pods.",
         check: of::<CgroupDriver>,
         ..KEY
     },
@@ -231,6 +233,16 @@ pub static KEYS: &[Key] = &[
         ..KEY
     },
     Key {
+        path: "images.gcHighPercent",
+        kind: "integer, percent, 1 to 100",
+        default: "85",
+        when: When::Now,
+        meaning: "Where the images' file system is fuller than this, what nothing needs goes after three minutes, if \
+                  images.gcGraceSeconds is longer.",
+        check: of::<Percent>,
+        ..KEY
+    },
+    Key {
         path: "containers.seccomp",
         kind: "RuntimeDefault, Unconfined, or the absolute path of a profile",
         default: "Unconfined",
@@ -249,6 +261,28 @@ pub static KEYS: &[Key] = &[
                   fsize, locks, memlock, msgqueue, nice, nofile, nproc, rss, rtprio, rttime, sigpending, stack. What \
                   is not named here is as the daemon has it.",
         check: of::<Rlimit>,
+        ..KEY
+    },
+    Key {
+        path: "handlers.*",
+        kind: "a map: binary, options, privilegedWithoutHostDevices, cgroupWritable, annotations",
+        example: "runc: {binary: runc, annotations: [io.example.*]}",
+        when: When::Next,
+        meaning: "What makes a pod's containers, by the name that a RuntimeClass has for it. binary: an OCI runtime's \
+                  absolute path, or its name in PATH, or builtin, the executor within the shim; options: its global \
+                  arguments; privilegedWithoutHostDevices: a privileged container gets no device nodes of the host; \
+                  cgroupWritable: on cgroup v2, a container may write in its own cgroup; annotations: patterns (* and \
+                  ?) of those of pods and containers that the OCI configuration gets.",
+        check: of::<Handler>,
+        ..KEY
+    },
+    Key {
+        path: "defaultHandler",
+        kind: "a handler's name",
+        default: "builtin",
+        when: When::Next,
+        meaning: "The handler of pods that ask for none.",
+        check: of::<String>,
         ..KEY
     },
     Key {
@@ -339,9 +373,18 @@ pub fn find(path: &str) -> Option<&'static Key> {
 /// Where its key stands in the table.
 pub fn position(path: &str) -> Option<usize> {
     KEYS.iter().position(|key| match key.path.strip_suffix('*') {
-        Some(section) => path.strip_prefix(section).is_some_and(|name| RLIMITS.contains(&name)),
+        Some(section) => path.strip_prefix(section).is_some_and(|name| is_one_of(section, name)),
         None => key.path == path,
     })
+}
+
+/// Whether a name may stand in a section of names. Those of handlers are free; what they may not be is told by who
+/// reads the whole.
+fn is_one_of(section: &str, name: &str) -> bool {
+    match section {
+        "handlers." => !name.is_empty(),
+        _ => RLIMITS.contains(&name),
+    }
 }
 
 /// Whether keys lie below a path.
@@ -375,7 +418,12 @@ fn names() -> Vec<String> {
     let mut all = vec!["apiVersion".to_owned(), "kind".to_owned()];
     for key in KEYS {
         match key.path.strip_suffix('*') {
-            Some(section) => all.extend(RLIMITS.map(|name| format!("{section}{name}"))),
+            Some(section) => {
+                let known = RLIMITS
+                    .iter()
+                    .filter(|name| section != "handlers." && is_one_of(section, name));
+                all.extend(known.map(|name| format!("{section}{name}")));
+            }
             None => all.push(key.path.to_owned()),
         }
         let dots = key.path.match_indices('.').map(|(at, _)| key.path[..at].to_owned());

@@ -14,6 +14,7 @@
 
 pub mod containerd;
 mod file;
+pub mod handlers;
 pub mod keys;
 mod live;
 pub mod show;

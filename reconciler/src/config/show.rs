@@ -16,6 +16,13 @@ pub fn flow(value: &Value) -> String {
             let items: Vec<String> = items.iter().map(flow).collect();
             format!("[{}]", items.join(", "))
         }
+        Value::Mapping(map) => {
+            let pairs: Vec<String> = map
+                .iter()
+                .map(|(key, value)| format!("{}: {}", flow(key), flow(value)))
+                .collect();
+            format!("{{{}}}", pairs.join(", "))
+        }
         Value::String(text) => scalar(text),
         other => serde_yaml::to_string(other).unwrap_or_default().trim_end().to_owned(),
     }

@@ -31,10 +31,15 @@ fn every_key_is_the_table_s_and_the_struct_s() {
             continue;
         }
         let (path, value) = match key.path.strip_suffix('*') {
-            Some(section) => (
-                format!("{section}nofile"),
-                example.as_mapping().unwrap()["nofile"].clone(),
-            ),
+            Some(section) => {
+                let (name, value) = example.as_mapping().unwrap().iter().next().unwrap();
+                let value = match section {
+                    // The program need not be here.
+                    "handlers." => serde_yaml::from_str("{binary: builtin}").unwrap(),
+                    _ => value.clone(),
+                };
+                (format!("{section}{}", name.as_str().unwrap()), value)
+            }
             None if key.default.is_empty() => (key.path.to_owned(), example),
             None => continue,
         };
@@ -61,7 +66,7 @@ fn nothing_at_all_is_the_defaults() {
         assert_eq!(loaded.settings, Settings::default(), "{text:?}");
         assert_eq!(loaded.config.root.0, Path::new("/var/lib/reconcile"));
         assert_eq!(loaded.config.socket(), Path::new("/run/reconcile/reconcile.sock"));
-        assert_eq!(loaded.config.live(), Live::default());
+        assert_eq!(loaded.config.live(handlers::Handlers::default()), Live::default());
     }
 }
 
@@ -78,6 +83,7 @@ fn what_default_prints_changes_nothing() {
     let mut text = show::defaults()
         .replace("# oomScore:", "oomScore:")
         .replace("# rlimits:", "rlimits:")
+        .replace("# handlers:", "handlers:")
         .replace("# tls:", "tls:");
     for key in keys::KEYS.iter().filter(|key| !key.example.is_empty()) {
         let line = match key.path.rsplit('.').next().unwrap() {
@@ -95,6 +101,7 @@ fn what_default_prints_changes_nothing() {
         "{error}"
     );
     let text = text
+        .replace("binary: runc,", "binary: builtin,")
         .replace("  cert: ", "  # ")
         .replace("  key: ", "  # ")
         .replace("  tls:\n", "");
@@ -229,10 +236,11 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
         ),
         ("logLevel: loud\n", "none of error, warn"),
         (
-            "cgroup: {driver: systemd}\n",
-            "cgroup.driver: systemd: this build makes cgroups by itself only",
+            "cgroup: {driver: elogind}\n",
+            "cgroup.driver: \"elogind\" is none of auto, cgroupfs, systemd",
         ),
         ("images: {pinned: ['UPPER:1']}\n", "images.pinned: "),
+        ("images: {gcHighPercent: 0}\n", "must be from 1 to 100"),
         (
             "containers: {rlimits: {nofiles: 1}}\n",
             "did you mean `containers.rlimits.nofile`?",
@@ -248,6 +256,38 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
             "c.yaml:1:19: streaming.tls.key: needs streaming.tls.cert beside it",
         ),
         ("logs: {maxLineBytes: 1}\n", "must be from 256"),
+        (
+            "handlers:\n  kata:\n    binary: no-such-runtime\n",
+            "c.yaml:2:3: handlers.kata: binary \"no-such-runtime\": no such program in PATH",
+        ),
+        (
+            "handlers:\n  kata: {binary: /absent/runtime}\n",
+            "c.yaml:2:3: handlers.kata: binary /absent/runtime: No such file",
+        ),
+        (
+            "handlers: {kata: {}}\n",
+            "c.yaml:1:18: handlers.kata: missing field `binary`",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, path: /x}}\n",
+            "unknown field `path`",
+        ),
+        (
+            "handlers: {Kata: {binary: builtin}}\n",
+            "handlers.Kata: a handler's name is",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, options: [-v]}}\n",
+            "options: builtin takes none",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, annotations: ['[']}}\n",
+            "a pattern is text",
+        ),
+        (
+            "defaultHandler: kata\n",
+            "c.yaml:1:1: defaultHandler: \"kata\" is not among handlers",
+        ),
         ("a: 1\na: 2\n", "c.yaml:2:1: the key `a` is here twice"),
         ("1: 2\n", "has a key that is not text"),
         ("'network.mode': cni\n", "network.mode: unknown key"),

@@ -1,9 +1,11 @@
 //! The settings as the parts of the program take them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use super::handlers::{self, Handler};
 use super::values::*;
 use super::{Origin, Problem, Settings};
 use crate::container::seccomp;
@@ -24,6 +26,9 @@ pub struct Config {
     pub registry: Registry,
     pub images: Images,
     pub containers: Containers,
+    #[serde(default)]
+    pub handlers: BTreeMap<String, Handler>,
+    pub default_handler: String,
     pub logs: Logs,
     pub streaming: Streaming,
     #[serde(default)]
@@ -62,6 +67,7 @@ pub struct Images {
     pub pinned: Vec<ImageName>,
     pub sandbox_image: ImageName,
     pub gc_grace_seconds: Grace,
+    pub gc_high_percent: Percent,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -149,6 +155,7 @@ pub fn build(settings: &Settings) -> Result<Config, Problem> {
         }
         _ => {}
     }
+    handlers::check(&config, settings)?;
     // What could not be used is told now, not at each use.
     tls.identity().map_err(|e| wrong("streaming.tls.cert", e.to_string()))?;
     let cx = seccomp::Context {

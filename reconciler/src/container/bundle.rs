@@ -13,6 +13,8 @@ use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
 use super::{Stand, cgroup_path, dir, image_volumes, seccomp, volumes};
+use crate::config::Live;
+use crate::config::handlers::{Program, Ready};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::{Error, Result};
@@ -26,6 +28,8 @@ pub struct Bundle;
 
 /// Key under which the effective stop signal stands among the annotations (OCI image-spec's name for it).
 const STOP_SIGNAL: &str = "org.opencontainers.image.stopSignal";
+/// File that names the program which makes the container, if it is not the shim's own executor.
+const RUNTIME: &str = "runtime.json";
 
 pub fn path(paths: &Paths, object: &Container) -> PathBuf {
     dir(paths, object).join("bundle")
@@ -122,7 +126,10 @@ impl Stage<ContainerKind> for Bundle {
         let sandbox = sandbox::of(cx, object)?;
         let stand = Stand::of(cx, object)?;
         let host = host(object).await?;
-        let (spec, filter) = configure(cx, &sandbox, object, &stand, &host).await?;
+        // Settled here: what was made for one runtime is not run by another, however the configuration changes.
+        let live = cx.live();
+        let handler = handler(&live, &sandbox)?;
+        let (spec, filter) = configure(cx, &sandbox, object, &stand, &host, handler).await?;
         let dir = path(&cx.world.paths, object);
         let files = &cx.world.files;
         files.make_dir(&dir, DIR_MODE)?;
@@ -132,6 +139,13 @@ impl Stage<ContainerKind> for Bundle {
         match filter {
             Some(filter) => files.replace(&dir.join("seccomp.bpf"), &filter)?,
             None => files.unlink(&dir.join("seccomp.bpf"))?,
+        }
+        match &handler.program {
+            Some(program) => {
+                let text = serde_json::to_vec(program).map_err(std::io::Error::other);
+                files.replace(&dir.join(RUNTIME), &text.map_err(Error::io("write", &dir))?)?;
+            }
+            None => files.unlink(&dir.join(RUNTIME))?,
         }
         // Last: it says that the bundle is whole.
         let text = serde_json::to_vec(&spec).map_err(std::io::Error::other);
@@ -145,6 +159,31 @@ impl Stage<ContainerKind> for Bundle {
             .unlink(&path(&cx.world.paths, object).join("config.json"))?;
         Ok(Undone::Done)
     }
+}
+
+fn handler<'a>(live: &'a Live, sandbox: &PodSandbox) -> Result<&'a Ready> {
+    let name = &sandbox.spec.runtime_handler;
+    let missing = || Error::Refused(format!("spec.runtimeHandler: {name:?} is not configured on this node"));
+    live.handlers.of(name).ok_or_else(missing)
+}
+
+/// The program that the bundle was made for; `None` is the executor within the shim.
+pub fn program(world: &World, object: &Container) -> Result<Option<Program>> {
+    let path = path(&world.paths, object).join(RUNTIME);
+    let Some(text) = world.files.read(&path)? else {
+        return Ok(None);
+    };
+    let read = serde_json::from_slice(&text).map_err(std::io::Error::other);
+    read.map(Some).map_err(Error::io("read", &path))
+}
+
+/// Annotations of the pod and the container that the handler lets through; the container's own win.
+fn annotations(handler: &Ready, sandbox: &PodSandbox, object: &Container) -> BTreeMap<String, String> {
+    let all = sandbox.meta.annotations.iter().chain(&object.meta.annotations);
+    let let_through = |key: &str| handler.annotations.iter().any(|glob| glob.matches(key));
+    all.filter(|(key, _)| let_through(key))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
 }
 
 /// What must be known of the host; sees to it that the default AppArmor profile is there if it is needed.
@@ -179,6 +218,7 @@ async fn configure(
     object: &Container,
     stand: &Stand,
     host: &HostFacts,
+    handler: &Ready,
 ) -> Result<(Spec, Option<Vec<u8>>)> {
     let paths = &cx.world.paths;
     let user = look_up_user(cx, object, stand).await?;
@@ -190,6 +230,19 @@ async fn configure(
     let images = image_volumes::ensure(cx, sandbox, object, stand).await?;
     let (mounts, devices) = sources(object, images, host).await?;
     let live = cx.live();
+    let seccomp = seccomp_context(object, host)?;
+    let wish = object.spec.security.seccomp.as_ref().or(Some(&live.seccomp));
+    let privileged = object.spec.security.privileged;
+    let told = |e: seccomp::SeccompError| Error::Refused(e.to_string());
+    let foreign = match &handler.program {
+        Some(_) => Some(spec::Foreign {
+            features: handler.features,
+            seccomp: seccomp::oci(wish, privileged, &seccomp).map_err(told)?,
+        }),
+        None => None,
+    };
+    let mut through = annotations(handler, sandbox, object);
+    through.insert(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal));
     let input = Input {
         sandbox,
         container: object,
@@ -212,14 +265,19 @@ async fn configure(
         devices,
         cdi: spec::cdi::resolve(&cdi, &spec::cdi::DIRECTORIES).map_err(refused)?,
         volumes: volumes::ensure(cx, object, stand).await?,
-        annotations: [(STOP_SIGNAL.to_owned(), spec::signal::name(stop_signal))].into(),
-        handler: spec::Handler::default(),
+        annotations: through,
+        handler: spec::Handler {
+            privileged_without_host_devices: handler.privileged_without_host_devices,
+            cgroup_writable: handler.cgroup_writable,
+            foreign,
+        },
         rlimits: live.rlimits.clone(),
         host,
     };
     let spec = spec::build(&input).map_err(refused)?;
-    let filter = filter(object, host, &live.seccomp)?;
-    Ok((spec, filter))
+    // The shim's execs load it whoever made the container.
+    let filter = seccomp::filter(wish, privileged, &seccomp).map_err(told)?;
+    Ok((spec, filter.map(|bytes| bytes.to_vec())))
 }
 
 /// What the host has at the paths that the record names. In a thread of its own: the file system there may hang.
@@ -263,20 +321,15 @@ async fn look_up_user(cx: &Context, object: &Container, stand: &Stand) -> Result
     })
 }
 
-/// The compiled filter, `default`'s for who asks for none; privileged containers have none whatever is asked.
-fn filter(object: &Container, host: &HostFacts, default: &Profile) -> Result<Option<Vec<u8>>> {
-    let security = &object.spec.security;
-    let capabilities = spec::capability::bounding(security, host.capabilities).map_err(refused)?;
-    let cx = seccomp::Context {
+/// What a seccomp profile's conditions are asked about.
+fn seccomp_context(object: &Container, host: &HostFacts) -> Result<seccomp::Context> {
+    let capabilities = spec::capability::bounding(&object.spec.security, host.capabilities).map_err(refused)?;
+    Ok(seccomp::Context {
         capabilities,
         kernel: host.kernel,
         arch: seccomp::Arch::NATIVE,
         deny_socketcall: false,
-    };
-    let filter = seccomp::filter(security.seccomp.as_ref().or(Some(default)), security.privileged, &cx);
-    Ok(filter
-        .map_err(|e| Error::Refused(e.to_string()))?
-        .map(|bytes| bytes.to_vec()))
+    })
 }
 
 fn refused(e: SpecError) -> Error {

@@ -9,7 +9,7 @@ use state::container::{ContainerGoal, ContainerKind};
 use state::sandbox::NamespaceMode;
 use state::{Container, PodSandbox};
 
-use super::{bundle, cgroup_path, dir, io, log, run_record, spec};
+use super::{bundle, cgroup_path, dir, io, limits, log, run_record, spec};
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Class, Error, Result};
@@ -72,10 +72,15 @@ impl Stage<ContainerKind> for Task {
         if !matches!(step, Step::Make(_)) {
             return Ok(());
         }
-        let request = request(cx, &sandbox, object);
-        allow_devices(cx, &sandbox, object)?;
+        let request = request(cx, &sandbox, object)?;
+        // Other runtimes see to the devices themselves.
+        if request.runtime.is_empty() {
+            allow_devices(cx, &sandbox, object)?;
+        }
         cx.world.runs.add(&dir(&cx.world.paths, object))?;
-        match client.run(request).await {
+        let ran = client.run(request).await;
+        cx.world.cgroups.settled(&cgroup_path(cx, &sandbox, object));
+        match ran {
             Ok(started) => {
                 tracing::info!(pid = started.pid, "container started");
                 Ok(())
@@ -210,10 +215,11 @@ fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Resu
         .and_then(|resources| resources.devices().clone())
         .unwrap_or_default();
     cx.world.cgroups.ensure(&path)?;
+    limits::keep(cx, &path, object)?;
     spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 
-fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest {
+fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<RunRequest> {
     let paths = &cx.world.paths;
     let own = dir(paths, object);
     let namespaces = &object.spec.security.namespaces;
@@ -223,7 +229,12 @@ fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest
         NamespaceMode::Node => PidNamespace::Host,
         NamespaceMode::Target => PidNamespace::Target,
     };
-    RunRequest {
+    let program = bundle::program(&cx.world, object)?;
+    let (runtime, runtime_options) = match program {
+        Some(program) => (program.binary.display().to_string(), program.options),
+        None => Default::default(),
+    };
+    Ok(RunRequest {
         id: object.uid().to_owned(),
         bundle: bundle::path(paths, object).display().to_string(),
         record: Paths::run_record(&own).display().to_string(),
@@ -238,5 +249,7 @@ fn request(cx: &Context, sandbox: &PodSandbox, object: &Container) -> RunRequest
         pid_target: namespaces.target_id.clone(),
         start_by: object.spec.start_by.unwrap_or(0),
         max_line: cx.live().max_line,
-    }
+        runtime,
+        runtime_options,
+    })
 }

@@ -11,9 +11,12 @@ use crate::container::Stand;
 use crate::engine::Context;
 use crate::error::Result;
 use crate::world::linux::garbage::Roots;
+use crate::world::linux::usage::disk;
 
 /// Layers and blobs of a removed image go after so long, several removals at once.
 const SOON: Duration = Duration::from_millis(100);
+/// An import has most likely written the record of its blobs after so long.
+const LEAST: Duration = Duration::from_secs(180);
 
 /// Collects once. An import writes blobs before its record, so what is younger than the grace is no garbage. Nothing
 /// is collected before every image was looked at, nor while a record cannot be read.
@@ -46,7 +49,7 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
         }
     }
     roots.manifests.remove("");
-    let removed = cx.world.images.collect(roots, cx.live().gc_grace).await?;
+    let removed = cx.world.images.collect(roots, grace(cx)).await?;
     if removed > 0 {
         tracing::info!(removed, "unused image content removed");
         // Who waits for space asks for the usage.
@@ -56,6 +59,14 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
             .for_each(|node| cx.queues.nodes.look(node.uid(), "garbage"));
     }
     Ok(removed)
+}
+
+/// How old garbage is at least. A disk that fills up waits for imports only.
+fn grace(cx: &Context) -> Duration {
+    let live = cx.live();
+    let full =
+        live.gc_high < 100 && disk::used_percent(&cx.world.paths.root).is_some_and(|percent| percent > live.gc_high);
+    if full { live.gc_grace.min(LEAST) } else { live.gc_grace }
 }
 
 /// Collects behind every removal of an image.

@@ -87,6 +87,7 @@ pub fn sandbox(paths: &Paths, pod: &Pod, attempt: u32, user: Option<UserNamespac
             hostname.clone()
         },
         log_directory: super::dir(paths, pod).join("logs").display().to_string(),
+        runtime_handler: pod.spec.runtime_class_name.clone(),
         dns: pod.spec.dns.clone(),
         ports: if pod.spec.host_network {
             Vec::new()

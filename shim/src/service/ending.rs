@@ -49,6 +49,8 @@ impl Service {
             proc.maker = 0; // the kernel may give the number to another
             let key = proc.key;
             self.maker_ended(key, status);
+        } else if let Some(proc) = self.procs.iter_mut().find(|proc| proc.is_removed_by(pid)) {
+            proc.removed(status);
         } else {
             self.orphans.push((pid, status));
         }

@@ -13,6 +13,7 @@ use super::{Of, Refusal, Service, internal, invalid};
 use crate::r#become::message;
 use crate::log::Log;
 use crate::process::{self, Caller, Needs, Proc};
+use crate::runtime::Runtime;
 use crate::stdio::Stream;
 use crate::{init, pause, sys};
 
@@ -69,6 +70,9 @@ impl Service {
             return Err(invalid("id", format!("{id:?} is not 1-128 of a-z A-Z 0-9 _ - . +")));
         }
         self.is_new(id, &request.record, true)?;
+        if !request.runtime.is_empty() {
+            absolute("runtime", &request.runtime)?;
+        }
         let pid = self.pid_namespace(&request)?;
         let bundle = PathBuf::from(&request.bundle);
         let broken = |error: String| self.not_started(&request.record, error);
@@ -102,6 +106,7 @@ impl Service {
             )
             .limited(request.max_line)
         });
+        let runtime = Runtime::of(&task, &self.dir);
         let kept = theirs.each_ref().map(|fd| fd.as_raw_fd());
         let key = self.start(caller, task, &kept, move |channel| {
             let told = channel.as_raw_fd();
@@ -114,7 +119,8 @@ impl Service {
                 record: request.record.into(),
                 start_by: request.start_by,
                 seccomp,
-                stdio: theirs,
+                stdio: Some(theirs),
+                runtime,
             };
             plan.run(&channel)
         })?;
@@ -202,6 +208,7 @@ impl Service {
         let mut proc = Proc::new(key, task);
         proc.channel = Some(ours);
         proc.maker = child;
+        proc.is_begun = proc.task.run.as_ref().is_none_or(|run| run.runtime.is_empty());
         proc.run = Some(caller);
         self.procs.push(proc);
         Ok(key)
@@ -227,6 +234,7 @@ impl Service {
                     proc.pid = proc.started.pid;
                 }
                 (Some((&message::TERMINAL, _)), Some(fd)) => self.add_terminal(key, fd),
+                (Some((&message::STARTED, _)), _) => proc.is_begun = true,
                 (Some((_, text)), _) => {
                     proc.error = Some(String::from_utf8_lossy(text).into_owned());
                     // What was made waits to be let go, and holds the channel: without it nothing would end the start.
@@ -264,7 +272,9 @@ impl Service {
             return;
         };
         proc.channel = None;
-        let unmade = (proc.pid == 0).then(|| "its maker died without a word; see shim.log".to_owned());
+        // An OCI runtime's program does not hold the channel: its maker says what execve says else.
+        let unmade =
+            (proc.pid == 0 || !proc.is_begun).then(|| "its maker died without a word; see shim.log".to_owned());
         let status = self
             .orphans
             .iter()

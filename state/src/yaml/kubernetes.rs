@@ -112,7 +112,7 @@ forms! {
         readiness_gates: Given,
         resource_claims: Given,
         resources: Given,
-        runtime_class_name: Given,
+        runtime_class_name: Option<String>,
         scheduler_name: Given,
         scheduling_gates: Given,
         service_account: Given,

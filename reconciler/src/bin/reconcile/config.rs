@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use reconciler::config::{self, Problems, containerd, keys, show};
+use reconciler::config::{self, Problems, containerd, handlers, keys, show};
 
 use crate::options::Flags;
 use crate::print;
@@ -89,7 +89,11 @@ fn check(flags: &Flags, files: &[PathBuf]) -> Result<ExitCode> {
         [] => (flags.files(), flags.overrides()?),
         files => (Ok(files.to_vec()), Vec::new()),
     };
-    let checked = files.and_then(|files| Ok((config::load(&files, &overrides)?, files)));
+    let checked = files.and_then(|files| {
+        let loaded = config::load(&files, &overrides)?;
+        handlers::probe(&loaded.config, &loaded.settings)?;
+        Ok((loaded, files))
+    });
     match checked {
         Ok((loaded, files)) => {
             warn(&loaded.warnings);

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context as _, Result, bail};
-use cri::Told;
 use cri::records::v1::Changed;
 use cri::records::v1::changed::When as Sent;
+use cri::{Handler, Told};
+use reconciler::config::handlers::{self, Handlers, Ready};
 use reconciler::config::keys::When;
 use reconciler::config::{Change, Config, Settings};
 use reconciler::engine::Context;
@@ -64,12 +65,19 @@ pub struct Reloader {
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 
 /// What clients are told.
-fn told(config: &Config) -> Told {
+fn told(config: &Config, handlers: &Handlers) -> Told {
+    let handler = |(name, ready): (&String, &Ready)| Handler {
+        name: name.clone(),
+        recursive_read_only: ready.features.recursive_read_only,
+        user_namespaces: ready.features.id_mapped,
+    };
     let image = config.images.sandbox_image.0.clone();
     let pinned = config.images.pinned.iter().map(|name| name.0.clone());
     Told {
         pinned: pinned.chain([image.clone()]).collect::<BTreeSet<_>>(),
         sandbox_image: image,
+        handlers: handlers.all.iter().map(handler).collect(),
+        default_handler: handlers.default.clone(),
     }
 }
 
@@ -77,10 +85,11 @@ impl Reloader {
     /// Of a daemon that was started with these settings; they hold from here on.
     pub fn new(global: &Global, cx: Arc<Context>, tls: Option<Arc<Identity>>) -> Reloader {
         let before = std::fs::read_to_string(OOM_SCORE).ok();
+        let told = told(&global.config, &cx.live().handlers);
         let reloader = Reloader {
             flags: global.flags.clone(),
             cx,
-            told: Arc::new(RwLock::new(told(&global.config))),
+            told: Arc::new(RwLock::new(told)),
             now: Mutex::new(global.settings.clone()),
             tls,
             oom_score: before.and_then(|text| text.trim().parse().ok()),
@@ -98,13 +107,16 @@ impl Reloader {
     pub async fn reload(&self) -> Result<Vec<Change>> {
         let mut now = self.now.lock().await;
         let flags = self.flags.clone();
-        let loaded = tokio::task::spawn_blocking(move || flags.load())
-            .await
-            .context("read the configuration")?;
-        let loaded = loaded.inspect_err(|e| tracing::error!("the configuration stays as it was: {e:#}"))?;
+        let read = tokio::task::spawn_blocking(move || {
+            let loaded = flags.load()?;
+            let handlers = handlers::probe(&loaded.config, &loaded.settings)?;
+            anyhow::Ok((loaded, handlers))
+        });
+        let read = read.await.context("read the configuration")?;
+        let (loaded, handlers) = read.inspect_err(|e| tracing::error!("the configuration stays as it was: {e:#}"))?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let changes = now.changes(&loaded.settings);
-        let applied = self.apply(&loaded.config, &changes);
+        let applied = self.apply(&loaded.config, handlers, &changes);
         applied.inspect_err(|e| tracing::error!("the configuration stays as it was: {e:#}"))?;
         for Change { key, when, from, to } in &changes {
             match when {
@@ -117,7 +129,7 @@ impl Reloader {
         Ok(changes)
     }
 
-    fn apply(&self, config: &Config, changes: &[Change]) -> Result<()> {
+    fn apply(&self, config: &Config, handlers: Handlers, changes: &[Change]) -> Result<()> {
         if let Some(tls) = &self.tls {
             tls.renew().context("the certificate in use stays")?;
         }
@@ -128,12 +140,12 @@ impl Reloader {
         let world = &self.cx.world;
         world.images.reconfigure(config.registries());
         world.shims.set_oom_score(config.oom_score.shims.map(|score| score.0));
-        self.cx.set_live(config.live());
-        *self.told.write().unwrap_or_else(PoisonError::into_inner) = told(config);
+        *self.told.write().unwrap_or_else(PoisonError::into_inner) = told(config, &handlers);
+        self.cx.set_live(config.live(handlers));
         if changed("oomScore.daemon") {
             self.set_oom_score(config);
         }
-        if changed("images.gcGraceSeconds") {
+        if changed("images.gcGraceSeconds") || changed("images.gcHighPercent") {
             world.images.look_for_garbage();
         }
         Ok(())

@@ -7,10 +7,13 @@
 //! Localhost file ─┘            names: numbers by architecture
 //! ```
 //!
+//! For a runtime that compiles profiles itself there is the OCI's form (`oci`).
+//!
 //! The bytes are loaded by the container's last step before execve, and by each exec.
 
 pub mod assembler;
 pub mod names;
+pub mod oci;
 pub mod profile;
 #[cfg(test)]
 mod tests;
@@ -22,6 +25,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use oci_spec::runtime::LinuxSeccomp;
 use sha2::{Digest, Sha256};
 use state::sandbox::Profile as Wish;
 
@@ -78,6 +82,19 @@ pub fn filter(wish: Option<&Wish>, privileged: bool, cx: &Context) -> Result<Opt
             let json = read(reference)?;
             cached(Sha256::digest(&json).into(), cx, || profile::parse(&json, cx)).map(Some)
         }
+    }
+}
+
+/// The same in the OCI's form, for a runtime that compiles it itself.
+///
+/// # Errors
+/// As [`filter`].
+pub fn oci(wish: Option<&Wish>, privileged: bool, cx: &Context) -> Result<Option<LinuxSeccomp>> {
+    match wish {
+        _ if privileged => Ok(None),
+        None | Some(Wish::Unconfined) => Ok(None),
+        Some(Wish::RuntimeDefault) => oci::runtime_default(&profile::runtime_default(cx)).map(Some),
+        Some(Wish::Localhost { reference }) => oci::from(&profile::parse(&read(reference)?, cx)?).map(Some),
     }
 }
 

@@ -97,6 +97,17 @@ impl Arch {
         })
     }
 
+    /// What [`from_oci`](Arch::from_oci) reads.
+    pub fn oci_name(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "SCMP_ARCH_X86_64",
+            Arch::X86 => "SCMP_ARCH_X86",
+            Arch::X32 => "SCMP_ARCH_X32",
+            Arch::Aarch64 => "SCMP_ARCH_AARCH64",
+            Arch::Arm => "SCMP_ARCH_ARM",
+        }
+    }
+
     /// As `includes.arches` of a profile spells it.
     pub fn go_name(self) -> &'static str {
         match self {

@@ -74,9 +74,10 @@ fn typ(kind: DeviceKind) -> LinuxDeviceType {
     }
 }
 
-/// Deny all, then allow what every container may use and what was asked for. Privileged: allow all.
+/// Deny all, then allow what every container may use and what was asked for. Privileged: allow all, unless the host's
+/// nodes are kept from it, which it could make itself.
 pub fn rules(input: &Input) -> Vec<LinuxDeviceCgroup> {
-    if input.container.spec.security.privileged {
+    if input.container.spec.security.privileged && !input.handler.privileged_without_host_devices {
         return vec![rule(true, None, None, None, "rwm")];
     }
     let char = Some(LinuxDeviceType::C);

@@ -10,12 +10,12 @@
 //!
 //! `build` reads no file and changes nothing; what it must know of the host stands in its [`Input`]. It leaves
 //! open what only the start knows: the path of a shared pid namespace (`{"type":"pid"}` without a path). The seccomp
-//! filter is bytes beside the configuration (`super::seccomp`), so `linux.seccomp` stays absent.
+//! filter is bytes beside the configuration (`super::seccomp`), so `linux.seccomp` stays absent here.
 //!
-//! The runtime that carries it out knows some fields less well than the OCI does. What `build` avoids therefore: the
+//! The runtime within the shim knows some fields less well than the OCI does. What `build` avoids therefore: the
 //! `r`-forms of `rootfsPropagation`, the `cgroup` mount type on cgroup v1 (it would be writable), device nodes
 //! outside `/dev` and in a user namespace (bind mounts instead), and a swap limit that comes to zero on cgroup v2
-//! (written through `unified`).
+//! (written through `unified`). For another one ([`Foreign`]) it writes the first two, and `linux.seccomp`.
 
 pub mod capability;
 pub mod cdi;
@@ -34,11 +34,12 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use oci_spec::runtime::{Hooks, Linux, Root, Spec};
+use oci_spec::runtime::{Hooks, Linux, LinuxSeccomp, Root, Spec};
 use state::container::Container;
 use state::image::ImageConfig;
 use state::sandbox::PodSandbox;
 
+use crate::config::handlers::Features;
 use crate::config::values::Rlimits;
 
 pub use host::{DeviceNode, HostFacts, ResolvedDevice, ResolvedMount, resolve_devices, resolve_mounts};
@@ -46,6 +47,8 @@ pub use mounts::clean;
 
 /// Version of the OCI runtime specification that is written.
 const OCI_VERSION: &str = "1.2.0";
+/// The same for other runtimes, some of which refuse what they do not know. No field of a later one is used there.
+const OLD_OCI_VERSION: &str = "1.0.2";
 
 /// Everything that a configuration is made from.
 pub struct Input<'a> {
@@ -83,10 +86,21 @@ pub struct Input<'a> {
 }
 
 /// Options of the runtime handler that shape the configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Handler {
     /// A privileged container does not get the host's device nodes.
     pub privileged_without_host_devices: bool,
+    /// On cgroup v2, an unprivileged container may write in its own cgroup.
+    pub cgroup_writable: bool,
+    /// Present for another OCI runtime than the one within the shim.
+    pub foreign: Option<Foreign>,
+}
+
+/// What a runtime of its own is told, and what it can do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Foreign {
+    pub features: Features,
+    pub seccomp: Option<LinuxSeccomp>,
 }
 
 /// Who the first process runs as, looked up in the container's own root file system.
@@ -167,7 +181,11 @@ pub fn build(input: &Input) -> Result<Spec> {
     let (nodes, bound) = devices::nodes(input);
 
     let mut spec = Spec::default();
-    spec.set_version(OCI_VERSION.into())
+    let version = match input.handler.foreign {
+        Some(_) => OLD_OCI_VERSION,
+        None => OCI_VERSION,
+    };
+    spec.set_version(version.into())
         .set_root(Some(root))
         .set_process(Some(process::process(input)?))
         .set_mounts(Some(mounts::mounts(input, bound)?))
@@ -191,8 +209,14 @@ fn linux(input: &Input, nodes: Vec<oci_spec::runtime::LinuxDevice>) -> Result<Li
         .set_cgroups_path(Some(PathBuf::from(&input.cgroup_path)))
         .set_namespaces(Some(namespaces::namespaces(input)))
         .set_devices(Some(nodes))
-        .set_seccomp(None)
-        .set_rootfs_propagation(Some(mounts::rootfs_propagation(&spec.mounts).into()))
+        .set_seccomp(
+            input
+                .handler
+                .foreign
+                .as_ref()
+                .and_then(|foreign| foreign.seccomp.clone()),
+        )
+        .set_rootfs_propagation(Some(mounts::rootfs_propagation(input)))
         .set_masked_paths(Some(security::listed(input, &spec.security.masked_paths)))
         .set_readonly_paths(Some(security::listed(input, &spec.security.readonly_paths)));
     Ok(linux)

@@ -56,16 +56,26 @@ pub fn mounts(input: &Input, devices: Vec<Mount>) -> Result<Vec<Mount>> {
     Ok(all)
 }
 
-/// The loosest propagation that any mount needs. (`slave` and `shared` stand for the recursive forms.)
-pub fn rootfs_propagation(mounts: &[Wish]) -> &'static str {
-    let any = |wish| mounts.iter().any(|mount| mount.propagation == wish);
-    if any(Propagation::Bidirectional) {
+/// The loosest propagation that any mount needs. (`slave` and `shared` stand for the recursive forms, which only other
+/// runtimes know.)
+pub fn rootfs_propagation(input: &Input) -> String {
+    let any = |wish| {
+        input
+            .container
+            .spec
+            .mounts
+            .iter()
+            .any(|mount| mount.propagation == wish)
+    };
+    let recursive = if input.handler.foreign.is_some() { "r" } else { "" };
+    let loosest = if any(Propagation::Bidirectional) {
         "shared"
     } else if any(Propagation::HostToContainer) {
         "slave"
     } else {
         "private"
-    }
+    };
+    format!("{recursive}{loosest}")
 }
 
 fn mount<const N: usize>(path: &str, typ: &str, source: &str, options: [&str; N]) -> Mount {
@@ -127,7 +137,8 @@ fn base(input: &Input) -> Vec<Mount> {
     } else {
         all.push(mount("/sys", "sysfs", "sysfs", ["nosuid", "noexec", "nodev", access]));
     }
-    all.extend(cgroup(input, access));
+    let writable = input.handler.cgroup_writable && input.host.cgroup_v2;
+    all.extend(cgroup(input, if writable { "rw" } else { access }));
     all
 }
 
@@ -145,7 +156,7 @@ fn mapped(input: &Input, mut mount: Mount) -> Mount {
 }
 
 fn cgroup(input: &Input, access: &str) -> Vec<Mount> {
-    if input.host.cgroup_v2 {
+    if input.host.cgroup_v2 || input.handler.foreign.is_some() {
         let options = ["nosuid", "noexec", "nodev", "relatime", access];
         return vec![mount("/sys/fs/cgroup", "cgroup", "cgroup", options)];
     }
@@ -198,11 +209,11 @@ fn wished(input: &Input) -> Result<Vec<Mount>> {
     let pairs = input.container.spec.mounts.iter().zip(&input.mounts);
     pairs
         .enumerate()
-        .map(|(i, (wish, found))| one(i, wish, &found.source))
+        .map(|(i, (wish, found))| one(input, i, wish, &found.source))
         .collect()
 }
 
-fn one(index: usize, wish: &Wish, source: &Path) -> Result<Mount> {
+fn one(input: &Input, index: usize, wish: &Wish, source: &Path) -> Result<Mount> {
     let field = |name: &str| format!("spec.mounts[{index}].{name}");
     let path = clean(Path::new(&wish.container_path));
     if !wish.container_path.starts_with('/') || path == Path::new("/") {
@@ -219,6 +230,11 @@ fn one(index: usize, wish: &Wish, source: &Path) -> Result<Mount> {
             field("recursiveReadOnly"),
             "needs readonly and private propagation",
         ));
+    }
+    let foreign = input.handler.foreign.as_ref();
+    if wish.recursive_read_only && foreign.is_some_and(|runtime| !runtime.features.recursive_read_only) {
+        let reason = "RROUnsupported: the pod's runtime handler does not know the mount option rro";
+        return Err(SpecError::unsupported(field("recursiveReadOnly"), reason));
     }
     options.push(
         if wish.recursive_read_only {

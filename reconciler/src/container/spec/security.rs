@@ -57,6 +57,15 @@ fn namespaces(input: &Input) -> Result<()> {
     if user.mode != NamespaceMode::Pod {
         return invalid("user.mode", "must be Pod or Node");
     }
+    if input
+        .handler
+        .foreign
+        .as_ref()
+        .is_some_and(|runtime| !runtime.features.id_mapped)
+    {
+        let reason = "the pod's runtime handler does not know id-mapped mounts (see its `features`)";
+        return Err(SpecError::unsupported("spec.security.namespaces.user", reason));
+    }
     for (field, list) in [("user.uids", &user.uids), ("user.gids", &user.gids)] {
         match &list[..] {
             [one] if one.length >= 1 && one.container_id == 0 => {}

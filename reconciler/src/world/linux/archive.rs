@@ -40,7 +40,7 @@ pub struct Imported {
 
 /// Reads an archive into `content`. `name` names its one image, whatever the archive calls it; with several images in
 /// the archive it is an error.
-pub fn import(reader: impl Read, content: &Content, name: Option<&str>) -> Result<Vec<Imported>> {
+pub fn import(reader: impl Read + Send, content: &Content, name: Option<&str>) -> Result<Vec<Imported>> {
     let mut archive = Archive {
         content,
         blobs: HashMap::new(),
@@ -90,7 +90,7 @@ struct DockerImage {
 }
 
 impl Archive<'_> {
-    fn read(&mut self, reader: impl Read) -> Result<()> {
+    fn read(&mut self, reader: impl Read + Send) -> Result<()> {
         let (_, plain) = decompress(reader, &Arc::default()).map_err(|e| stream("archive", e))?;
         let mut reader = Reader::new(plain, NAME);
         let mut members = 0;

@@ -5,7 +5,7 @@
 //! | zstd windows of the layers in flight ([`Memory::window`]) | 36 MiB, others wait |
 //! | paths that wait for the layers below ([`Memory::remember`]) | 12 MiB, more is refused |
 //! | headers and map of holes of a member, a layer in flight | 2 MiB + 2 MiB |
-//! | buffers, a layer in flight | 0.5 MiB |
+//! | buffers, a layer in flight | 1 MiB |
 //!
 //! Three layers are in flight at once, so all is below 64 MiB. Lists that grow with the layer lie in files
 //! ([`super::spool`]).

@@ -11,6 +11,7 @@
 //! The stream is hostile. Each path is resolved by the kernel below the target (openat2 RESOLVE_IN_ROOT), once per
 //! directory; then only single names are made, with O_EXCL and without following links.
 
+mod ahead;
 mod memory;
 mod pax;
 pub(crate) mod settle;
@@ -100,7 +101,7 @@ pub struct LayerMeta {
 
 /// Unpacks one layer into the empty directory `target`, with `lower`, the trees of the layers below, top first.
 pub fn unpack(
-    blob: impl Read,
+    blob: impl Read + Send,
     diff_id: &Digest,
     target: &Path,
     lower: &[PathBuf],
@@ -118,10 +119,13 @@ pub fn unpack(
 }
 
 /// The half of [`unpack`] that needs no other layer. The diff ID is verified.
-pub fn apply(blob: impl Read, diff_id: &Digest, place: Place<'_>) -> Result<Tree> {
-    let mut tree = Tree::open(diff_id, place)?;
-    let limits = place.limits;
+pub fn apply(blob: impl Read + Send, diff_id: &Digest, place: Place<'_>) -> Result<Tree> {
+    let tree = Tree::open(diff_id, place)?;
     let (_, plain) = verify::decompress(blob, place.memory).map_err(|e| tar::stream("layer", e))?;
+    ahead::read_ahead(plain, |plain| untar(plain, tree, diff_id, place.limits))
+}
+
+fn untar(plain: &mut dyn Read, mut tree: Tree, diff_id: &Digest, limits: &Limits) -> Result<Tree> {
     let mut reader = tar::Reader::new(verify::Metered::new(plain, limits.bytes), limits.name);
     let mut entries = 0;
     while let Some(entry) = reader.next_entry()? {

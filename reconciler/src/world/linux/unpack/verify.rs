@@ -42,15 +42,15 @@ const FRAME_HEADER: u64 = 4 + 1 + 1 + 4 + 8;
 
 /// Reads what `reader` holds when unpacked, whatever the compression. May wait for room in `memory`.
 pub fn decompress<'a>(
-    mut reader: impl Read + 'a,
+    mut reader: impl Read + Send + 'a,
     memory: &Arc<Memory>,
-) -> io::Result<(Compression, Box<dyn Read + 'a>)> {
+) -> io::Result<(Compression, Box<dyn Read + Send + 'a>)> {
     let mut start = Vec::new();
     reader.by_ref().take(FRAME_HEADER).read_to_end(&mut start)?;
     let compression = Compression::of(&start);
     let wanted = window(&start);
     let whole = BufReader::with_capacity(128 << 10, io::Cursor::new(start).chain(reader));
-    let plain: Box<dyn Read + 'a> = match compression {
+    let plain: Box<dyn Read + Send + 'a> = match compression {
         Compression::None => Box::new(whole),
         Compression::Gzip => Box::new(MultiGzDecoder::new(whole)),
         Compression::Zstd => {

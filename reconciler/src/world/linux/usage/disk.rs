@@ -89,6 +89,14 @@ pub fn file_system(path: &Path) -> Option<FileSystem> {
     })
 }
 
+/// How full the file system of a path is for who is not root, percent, as df(1) counts.
+pub fn used_percent(path: &Path) -> Option<u8> {
+    let stat = nix::sys::statvfs::statvfs(path).ok()?;
+    let used = stat.blocks().saturating_sub(stat.blocks_free());
+    let usable = used.saturating_add(stat.blocks_available()).max(1);
+    u8::try_from(used.saturating_mul(100).div_ceil(usable)).ok()
+}
+
 /// `/dev/NAME` of a block device, else its numbers.
 pub fn device_name(major: u32, minor: u32) -> String {
     let link = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok();
