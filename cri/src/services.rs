@@ -79,6 +79,8 @@ pub struct Config {
     pub reload: Option<ReloadHook>,
     /// Where the streaming server listens, `http://ADDRESS:PORT`; `None` if none does.
     pub streaming_url: Option<String>,
+    /// Cgroups are systemd's: what RuntimeConfig tells.
+    pub systemd_cgroups: bool,
 }
 
 impl Default for Config {
@@ -92,6 +94,7 @@ impl Default for Config {
             once: None,
             reload: None,
             streaming_url: None,
+            systemd_cgroups: false,
         }
     }
 }

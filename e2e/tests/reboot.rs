@@ -109,6 +109,33 @@ async fn what_ran_has_ended_and_reads_the_same_ever_after() -> Result<()> {
     node.finish().await
 }
 
+/// Its deadline counted from a boot that is over: hidden and kept, it would have waited for a caller for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_nobody_was_given_before_the_reboot_is_withdrawn() -> Result<()> {
+    let mut node = Node::new(Options::default())?;
+    let mut boot = Boot::first(&mut node)?;
+    node.serve().await?;
+    let pods = node.root().join("pods");
+    let (cri, pod) = (node.cri.clone(), node.pod("cut"));
+    let call = tokio::spawn(async move { cri.run_sandbox(&pod).await });
+    while fs::read_dir(&pods)?.count() == 0 {
+        ensure!(!call.is_finished(), "it was answered before anything was made");
+        tokio::task::yield_now().await;
+    }
+    boot.again(&mut node).await?;
+    let answered = call.await?.is_ok();
+    eventually(LIMIT, async || {
+        let (listed, left) = (node.cri.sandboxes(None).await?.len(), fs::read_dir(&pods)?.count());
+        ensure!(
+            listed == usize::from(answered) && left == listed,
+            "{listed} listed, {left} left"
+        );
+        Ok(())
+    })
+    .await?;
+    node.finish().await
+}
+
 /// Torture case T08 with a reboot: an end that nobody read, written down by the shim.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exit_code_of_the_last_boot_is_told() -> Result<()> {

@@ -54,7 +54,7 @@ for ((round = 1; round <= rounds; round++)); do
   vm_start "$VM_TMP/disk.qcow2" "$share"
   vm_send bash /mnt/share/check.sh
   code=0
-  vm_result $((SECONDS + 300)) || code=$?
+  (vm_result $((SECONDS + 600))) || code=$?
   ((code == 0)) || failed=$((failed + 1))
   echo "round $round: cut $after s after the first pod could be made, $(wc -l <"$share/facts") facts, exit $code"
   vm_kill

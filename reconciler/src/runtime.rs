@@ -42,6 +42,8 @@ pub struct Options {
     pub registry: registry::Config,
     /// Cgroup above the shims' own; `None`: theirs is at the top, named after the instance.
     pub shim_cgroup: Option<String>,
+    /// Cgroups are made by systemd; `None`: if it can.
+    pub systemd: Option<bool>,
     pub shim_oom_score: Option<i32>,
     pub live: Live,
 }
@@ -96,7 +98,9 @@ impl Runtime {
             network,
             registry: options.registry,
             shim_cgroup: options.shim_cgroup,
+            systemd: options.systemd,
         })?;
+        keep_driver(&world, !store.list::<SandboxKind>().is_empty())?;
         world.shims.set_oom_score(options.shim_oom_score);
         let runtime = Runtime::on(store, opened, world);
         runtime.cx.set_live(options.live);
@@ -188,6 +192,24 @@ impl Running {
         // A shim leaves its cgroup a moment after its socket: what was busy then may be empty now.
         sweep_shared(&self.cx.world);
     }
+}
+
+/// The paths of cgroups follow from the driver: it cannot change under pods. Without a file it is cgroupfs.
+fn keep_driver(world: &World, pods: bool) -> Result<()> {
+    let file = world.paths.root.join("cgroup-driver");
+    let now = if world.systemd { "systemd" } else { "cgroupfs" };
+    let old = world.files.read(&file)?.unwrap_or_else(|| b"cgroupfs".into());
+    let old = String::from_utf8_lossy(&old);
+    if old == now {
+        return Ok(());
+    }
+    if pods {
+        return Err(Error::Refused(format!(
+            "cgroup.driver: it is {now} now, but the pods of {} were made with {old}: set {old}, or remove them first",
+            world.paths.root.display()
+        )));
+    }
+    world.files.replace(&file, now.as_bytes())
 }
 
 /// Takes away the cgroups that pods share when the last pod has left them; its own undo may have been cut before that.

@@ -55,6 +55,7 @@ fn real(dir: &Path, instance: &str) -> World {
     );
     World::open(Settings {
         shim_cgroup: None,
+        systemd: Some(false),
         paths: Arc::new(Paths {
             root: root.clone(),
             state: dir.join("state"),

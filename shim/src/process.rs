@@ -62,6 +62,8 @@ pub struct Proc {
     /// CLOCK_BOOTTIME of SIGKILL.
     pub kill_at: Option<u64>,
     pub is_dead: bool,
+    /// The kernel had killed for want of memory when the end was seen; systemd may take the cgroup away soon after.
+    oom: bool,
     pub end: Option<End>,
     drain_until: u64,
     empty_until: u64,
@@ -95,6 +97,7 @@ impl Proc {
             log_retry: 0,
             kill_at: None,
             is_dead: false,
+            oom: false,
             end: None,
             drain_until: 0,
             empty_until: 0,
@@ -171,6 +174,7 @@ impl Proc {
 
     /// The first process ended, or never began.
     pub fn ended(&mut self, dir: &Path, end: End) {
+        self.oom |= !self.task.pause && cgroup::oom_kills(&self.cgroups()) > 0;
         self.is_dead = true;
         self.phase = Phase::Stopping;
         let now = sys::boot();
@@ -267,7 +271,7 @@ impl Proc {
             }
         }
         let cgroups = self.cgroups();
-        let oom = !self.task.pause && cgroup::oom_kills(&cgroups) > 0;
+        let oom = self.oom || (!self.task.pause && cgroup::oom_kills(&cgroups) > 0);
         if let Some(end) = self.end.as_mut().filter(|end| oom && end.reason == "Error") {
             end.oom = true;
             end.reason = "OOMKilled".into();

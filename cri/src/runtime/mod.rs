@@ -296,7 +296,7 @@ impl v1::runtime_service_server::RuntimeService for Services {
     }
 
     async fn runtime_config(&self, _: Request<v1::RuntimeConfigRequest>) -> Answer<v1::RuntimeConfigResponse> {
-        answer(Ok(node::runtime_config()))
+        answer(Ok(node::runtime_config(self)))
     }
 
     async fn update_pod_sandbox_resources(

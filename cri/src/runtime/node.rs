@@ -25,11 +25,14 @@ pub(super) fn version(services: &Services) -> v1::VersionResponse {
     }
 }
 
-/// The cgroupfs driver, for the life of the node.
-pub(super) fn runtime_config() -> v1::RuntimeConfigResponse {
+/// The driver that is in use, for the life of the node.
+pub(super) fn runtime_config(services: &Services) -> v1::RuntimeConfigResponse {
     v1::RuntimeConfigResponse {
         linux: Some(v1::LinuxRuntimeConfiguration {
-            cgroup_driver: v1::CgroupDriver::Cgroupfs.into(),
+            cgroup_driver: match services.config.systemd_cgroups {
+                true => v1::CgroupDriver::Systemd.into(),
+                false => v1::CgroupDriver::Cgroupfs.into(),
+            },
         }),
     }
 }

@@ -66,6 +66,12 @@ const RULES: &[(&str, &str, Convert)] = &[
     ("cri.x509_key_pair_streaming.tls_cert_file", "streaming.tls.cert", same),
     ("cri.x509_key_pair_streaming.tls_key_file", "streaming.tls.key", same),
     ("cri.containerd.runtimes.*.options.ShimCgroup", "cgroup.shims", same),
+    (
+        "cri.containerd.runtimes.*.options.SystemdCgroup",
+        "cgroup.driver",
+        driver,
+    ),
+    ("cri.systemd_cgroup", "cgroup.driver", driver),
     ("cri.containerd.default_runtime_name", "defaultHandler", same),
 ];
 
@@ -89,14 +95,9 @@ const REASONS: &[(&str, &str)] = &[
         "both may run side by side; to take its place, set socket to unix://ADDRESS",
     ),
     (
-        "cri.containerd.runtimes.*.options.SystemdCgroup",
-        "only cgroup.driver cgroupfs is there; set the kubelet's cgroupDriver to cgroupfs",
-    ),
-    (
         "cri.containerd.runtimes.*.runtime_type",
         "a handler is a program with the OCI's command line, not a shim",
     ),
-    ("cri.systemd_cgroup", "only cgroup.driver cgroupfs is there"),
     (
         "cri.registry.mirrors.*",
         "write it as HOST/hosts.toml in a directory of registry.certsDirs",
@@ -368,6 +369,14 @@ fn list(value: &Toml) -> std::result::Result<Value, String> {
     Ok(Value::Sequence(vec![same(value)?]))
 }
 
+fn driver(value: &Toml) -> std::result::Result<Value, String> {
+    match value.as_bool() {
+        Some(true) => Ok("systemd".into()),
+        Some(false) => Ok("cgroupfs".into()),
+        None => Err("it is neither true nor false".to_owned()),
+    }
+}
+
 fn text(value: &Toml) -> std::result::Result<&str, String> {
     value.as_str().ok_or_else(|| "it is no text".to_owned())
 }
@@ -501,11 +510,12 @@ mod tests {
         let import = import(VERSION_2);
         assert_eq!(
             import.yaml,
-            "apiVersion: reconcile/v1\nkind: Config\nlogLevel: warn\nmetrics: 127.0.0.1:1338\ncgroup:\n  shims: \
-             /system.slice\nnetwork:\n  cniConfDir: /etc/cni/net.d\n  cniBinDirs: [/opt/cni/bin]\nregistry:\n  \
+            "apiVersion: reconcile/v1\nkind: Config\nlogLevel: warn\nmetrics: 127.0.0.1:1338\ncgroup:\n  driver: systemd\n  \
+             shims: /system.slice\nnetwork:\n  cniConfDir: /etc/cni/net.d\n  cniBinDirs: [/opt/cni/bin]\nregistry:\n  \
              certsDirs: [/etc/containerd/certs.d, /etc/docker/certs.d]\nimages:\n  sandboxImage: \
-             registry.k8s.io/pause:3.10\ncontainers:\n  seccomp: RuntimeDefault\nhandlers:\n  runc: {binary: runc}\nlogs:\n  maxLineBytes: 8192\n\
-             streaming:\n  address: 127.0.0.1:10010\n  idleSeconds: 5400\noomScore:\n  daemon: -999\n"
+             registry.k8s.io/pause:3.10\ncontainers:\n  seccomp: RuntimeDefault\nhandlers:\n  runc: {binary: runc}\n\
+             logs:\n  maxLineBytes: 8192\nstreaming:\n  address: 127.0.0.1:10010\n  idleSeconds: 5400\n\
+             oomScore:\n  daemon: -999\n"
         );
         let left = import.left.join("\n");
         for line in [
@@ -516,11 +526,10 @@ mod tests {
             "plugins.\"io.containerd.grpc.v1.cri\".enable_selinux = true: no counterpart",
             "plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"docker.io\".endpoint = \
              [\"https://mirror.example\"]: write it as",
-            "runtimes.runc.options.SystemdCgroup = true: only cgroup.driver",
         ] {
             assert!(left.contains(line), "{line}\n---\n{left}");
         }
-        assert_eq!(import.left.len(), 7, "{left}");
+        assert_eq!(import.left.len(), 6, "{left}");
     }
 
     #[test]

@@ -236,8 +236,8 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
         ),
         ("logLevel: loud\n", "none of error, warn"),
         (
-            "cgroup: {driver: systemd}\n",
-            "cgroup.driver: systemd: this build makes cgroups by itself only",
+            "cgroup: {driver: elogind}\n",
+            "cgroup.driver: \"elogind\" is none of auto, cgroupfs, systemd",
         ),
         ("images: {pinned: ['UPPER:1']}\n", "images.pinned: "),
         ("images: {gcHighPercent: 0}\n", "must be from 1 to 100"),

@@ -196,7 +196,10 @@ impl TryFrom<String> for Cidrs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum CgroupDriver {
+    /// systemd where it is the init and has cgroup v2, else cgroupfs.
+    Auto,
     Cgroupfs,
+    Systemd,
 }
 
 impl TryFrom<String> for CgroupDriver {
@@ -204,12 +207,10 @@ impl TryFrom<String> for CgroupDriver {
 
     fn try_from(text: String) -> Result<CgroupDriver, String> {
         match text.as_str() {
+            "auto" => Ok(CgroupDriver::Auto),
             "cgroupfs" => Ok(CgroupDriver::Cgroupfs),
-            "systemd" => Err(
-                "systemd: this build makes cgroups by itself only; set cgroupfs here and in the kubelet (cgroupDriver)"
-                    .to_owned(),
-            ),
-            _ => Err(format!("{text:?} is not cgroupfs")),
+            "systemd" => Ok(CgroupDriver::Systemd),
+            _ => Err(format!("{text:?} is none of auto, cgroupfs, systemd")),
         }
     }
 }

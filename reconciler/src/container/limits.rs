@@ -186,6 +186,7 @@ impl Stage<ContainerKind> for Limits {
                 moved.map_err(Error::io("move process into cgroup", &path))?;
             }
         }
+        keep(cx, &path, object)?;
         // Memory alone and memory with swap bound each other: what is refused in one order is taken in the other.
         let failed: Vec<Limit> = differing
             .into_iter()
@@ -201,6 +202,13 @@ impl Stage<ContainerKind> for Limits {
     async fn undo(_: &Context, _: &Container) -> Result<Undone> {
         Ok(Undone::Done)
     }
+}
+
+/// Has whoever else writes the files of a cgroup know the container's limits.
+pub fn keep(cx: &Context, path: &str, object: &Container) -> Result<()> {
+    let all = wanted(&object.spec.resources, cx.world.cgroups.v2());
+    let pairs: Vec<_> = all.iter().map(|l| (l.file.as_str(), l.value.as_str())).collect();
+    cx.world.cgroups.keep(path, &pairs)
 }
 
 /// The first process, while it lives.

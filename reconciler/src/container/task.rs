@@ -9,7 +9,7 @@ use state::container::{ContainerGoal, ContainerKind};
 use state::sandbox::NamespaceMode;
 use state::{Container, PodSandbox};
 
-use super::{bundle, cgroup_path, dir, io, log, run_record, spec};
+use super::{bundle, cgroup_path, dir, io, limits, log, run_record, spec};
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Class, Error, Result};
@@ -78,7 +78,9 @@ impl Stage<ContainerKind> for Task {
             allow_devices(cx, &sandbox, object)?;
         }
         cx.world.runs.add(&dir(&cx.world.paths, object))?;
-        match client.run(request).await {
+        let ran = client.run(request).await;
+        cx.world.cgroups.settled(&cgroup_path(cx, &sandbox, object));
+        match ran {
             Ok(started) => {
                 tracing::info!(pid = started.pid, "container started");
                 Ok(())
@@ -213,6 +215,7 @@ fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Resu
         .and_then(|resources| resources.devices().clone())
         .unwrap_or_default();
     cx.world.cgroups.ensure(&path)?;
+    limits::keep(cx, &path, object)?;
     spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 

@@ -35,6 +35,10 @@ pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Resu
         ..
     } = passed;
     meter_ready(cx, object, &status);
+    // Nobody of an earlier boot waits any more, and `ready_by` says nothing in this one: it counts from the boot.
+    let forsaken = !object.meta.delivered()
+        && object.meta.boot_id != cx.world.clock.boot_id
+        && truth(K::conditions(&status), "Ready") != Truth::True;
     cx.store.set_status::<K>(object.uid(), status);
     if object.meta.deleted() {
         if lowered {
@@ -43,6 +47,12 @@ pub async fn pass<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Resu
             return Ok(Next::Gone);
         }
         return error.map_or(Ok(Next::Await), Err);
+    }
+    if forsaken {
+        if cx.store.withdraw::<K>(object.uid(), u64::MAX).await? {
+            tracing::info!("withdrawn: the node was started anew, and nobody waits for it");
+        }
+        return Ok(Next::Await);
     }
     if let Some(by) = object.meta.ready_by.filter(|_| !settled) {
         let left = by.saturating_sub(cx.world.clock.boottime_ns());

@@ -175,7 +175,7 @@ pub async fn orphans(cx: &Context) -> Result<BTreeSet<Orphan>> {
             .any(|s| s == name || cx.world.files.exists(&paths.pod(s).join("containers").join(name)))
     };
     let stray = cgroups.into_iter().filter(|name| !known(name) && !of_orphan(name));
-    found.extend(stray.map(|name| Orphan::Cgroup(format!("{}/{name}", paths.default_cgroup()))));
+    found.extend(stray.map(|name| Orphan::Cgroup(cx.world.cgroups.path(&paths.default_cgroup(), &name))));
     let gone = images
         .into_iter()
         .filter(|u| cx.store.get::<ImageKind>(u).is_none() && !cx.store.quarantined(u));
@@ -265,8 +265,9 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
         let mut below = names(cx, &paths.pod(uid).join("containers"));
         below.push(uid.to_owned());
         for name in below {
-            cx.world.cgroups.kill(&format!("{parent}/{name}"))?;
-            cx.world.cgroups.remove(&format!("{parent}/{name}"))?;
+            let path = cx.world.cgroups.path(&parent, &name);
+            cx.world.cgroups.kill(&path)?;
+            cx.world.cgroups.remove(&path)?;
         }
     }
     if let Some(client) = cx.world.shims.find(uid).await {
@@ -280,7 +281,7 @@ async fn sweep_sandbox(cx: &Context, uid: &str) -> Result<()> {
     for name in cx.world.cgroups.children(&paths.default_cgroup()) {
         let inside = cx.world.files.exists(&paths.pod(uid).join("containers").join(&name)) || name == uid;
         if inside {
-            let path = format!("{}/{name}", paths.default_cgroup());
+            let path = cx.world.cgroups.path(&paths.default_cgroup(), &name);
             cx.world.cgroups.kill(&path)?;
             cx.world.cgroups.remove(&path)?;
         }

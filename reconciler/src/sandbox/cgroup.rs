@@ -15,7 +15,7 @@ pub fn path(cx: &Context, sandbox: &PodSandbox, uid: &str) -> String {
         "" => cx.world.paths.default_cgroup(),
         parent => parent.to_owned(),
     };
-    format!("{parent}/{uid}")
+    cx.world.cgroups.path(&parent, uid)
 }
 
 /// In how many hierarchies it is, of how many.

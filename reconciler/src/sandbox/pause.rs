@@ -93,6 +93,7 @@ impl Stage<SandboxKind> for Pause {
                 other => other,
             }
         })?;
+        cx.world.cgroups.settled(&cgroup_path(cx, object, object.uid()));
         tracing::info!(pid = started.pid, "pause started");
         Ok(())
     }

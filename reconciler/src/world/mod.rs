@@ -44,6 +44,8 @@ pub struct World {
     pub mounts: Arc<dyn Mounts>,
     pub netns: Arc<dyn Netns>,
     pub cgroups: Arc<dyn Cgroups>,
+    /// Are they systemd's scopes (CRI RuntimeConfig `cgroup_driver`)?
+    pub systemd: bool,
     pub network: Arc<dyn Network>,
     pub images: Arc<dyn Images>,
     pub shims: Arc<dyn Shims>,
@@ -157,16 +159,26 @@ pub trait Netns: Send + Sync {
 /// Cgroups, in every hierarchy of the node. Paths are absolute within each (`/kubepods/pod1/<uid>`).
 pub trait Cgroups: Send + Sync {
     fn v2(&self) -> bool;
+    /// The cgroup of an object with this uid below `parent`.
+    fn path(&self, parent: &str, uid: &str) -> String {
+        format!("{parent}/{uid}")
+    }
     /// How many of the hierarchies have the directory, of how many.
     fn observe(&self, path: &str) -> (usize, usize);
     fn ensure(&self, path: &str) -> Result<()>;
+    /// What a cgroup was made for lives in it now.
+    fn settled(&self, _path: &str) {}
+    /// Tells whoever else writes v2's files (name and value) of limits, so that they stay.
+    fn keep(&self, _path: &str, _limits: &[(&str, &str)]) -> Result<()> {
+        Ok(())
+    }
     /// SIGKILLs everything in a cgroup and below it; absent is success.
     fn kill(&self, path: &str) -> Result<()>;
     /// Removes a cgroup and those below it. Busy ones are an error; absent is success.
     fn remove(&self, path: &str) -> Result<()>;
     /// Removes a cgroup of ours that groups others, where nothing is in it any more.
     fn remove_if_empty(&self, path: &str);
-    /// Children of `parent` in any hierarchy.
+    /// Children of `parent` in any hierarchy, by their uids where they have such.
     fn children(&self, parent: &str) -> Vec<String>;
     /// The text of one file of a controller (v2: of the only hierarchy).
     fn get(&self, controller: &str, path: &str, file: &str) -> io::Result<String>;
@@ -327,6 +339,8 @@ pub struct Settings {
     pub registry: linux::registry::Config,
     /// Cgroup above the shims' own; `None`: theirs is at the top, named after the instance.
     pub shim_cgroup: Option<String>,
+    /// Cgroups are made by systemd; `None`: if it can.
+    pub systemd: Option<bool>,
 }
 
 impl World {
@@ -338,9 +352,19 @@ impl World {
             network,
             registry,
             shim_cgroup,
+            systemd,
         } = settings;
         paths.make()?;
         let cgroups = Arc::new(linux::cgroup::Cgroups::detect()?);
+        let systemd = systemd.unwrap_or_else(|| linux::systemd::usable(&cgroups));
+        let driver: Arc<dyn Cgroups> = match systemd {
+            true => Arc::new(linux::systemd::Systemd::new(
+                cgroups.clone(),
+                shim.clone(),
+                paths.default_cgroup(),
+            )?),
+            false => cgroups.clone(),
+        };
         let clock = Clock::read()?;
         // Never the given one itself: others' shims may be there.
         let shim_cgroup = match shim_cgroup {
@@ -367,8 +391,9 @@ impl World {
             runs: Arc::new(linux::watch::RunWatch::new()?),
             images: Arc::new(images),
             network: Arc::new(linux::network::Network::new(network)?),
-            usage: Some(cgroups.clone()),
-            cgroups,
+            usage: Some(cgroups),
+            cgroups: driver,
+            systemd,
             clock,
             paths,
         })

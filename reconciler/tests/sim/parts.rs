@@ -72,6 +72,7 @@ pub fn world(sim: &Arc<Sim>) -> (World, Part) {
         images: shared.clone(),
         shims: shared.clone(),
         runs: shared,
+        systemd: false,
         usage: None,
     };
     (world, part)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
-use reconciler::config::values::{Address, Network};
+use reconciler::config::values::{Address, CgroupDriver, Network};
 use reconciler::config::{self, Config, Loaded, Origin, Override, Problems, Settings, handlers, keys};
 use reconciler::runtime::Options;
 use reconciler::streaming;
@@ -157,6 +157,11 @@ impl Global {
             cni_template: network.cni_template.clone().map(|path| path.0),
             registry: self.registry(),
             shim_cgroup: self.config.cgroup.shims.clone().map(|path| path.0),
+            systemd: match self.config.cgroup.driver {
+                CgroupDriver::Cgroupfs => Some(false),
+                CgroupDriver::Systemd => Some(true),
+                CgroupDriver::Auto => None,
+            },
             shim_oom_score: self.config.oom_score.shims.map(|score| score.0),
             live: self.config.live(handlers::probe(&self.config, &self.settings)?),
         })

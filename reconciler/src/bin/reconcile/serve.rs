@@ -41,6 +41,7 @@ pub async fn run(global: &Global) -> Result<ExitCode> {
         reload: Some(reload::hook(reloader.clone())),
         once: Some(once_hook(cx.clone())),
         streaming_url: Some(streaming_url),
+        systemd_cgroups: cx.world.systemd,
         ..cri::Config::default()
     };
     let services = Services::new(cx.store.clone(), config, closing.clone());

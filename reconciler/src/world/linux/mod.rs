@@ -19,6 +19,7 @@ pub mod pull;
 pub mod registry;
 pub mod seed;
 pub mod shims;
+pub mod systemd;
 pub mod trash;
 pub mod unpack;
 pub mod usage;
