@@ -46,6 +46,7 @@ fn node(instance: &str) -> Node {
     };
     let world = World::open(Settings {
         shim_cgroup: None,
+        systemd: Some(false),
         paths,
         shim: shim(),
         network,

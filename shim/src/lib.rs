@@ -14,8 +14,8 @@
 //!
 //! Files: `DIR/sock`, `DIR/lock` (held while a shim lives), `DIR/shim.log`, and per process `DIR/ID.task` (what a shim
 //! must know to take the process over), `DIR/ID.mark` (which output is in the log), `DIR/ID.making` (locked while it is
-//! being made), `DIR/b/ID` (the bundle that libcontainer or an OCI runtime reads); `DIR/c` is that one's own state. DIR is on tmpfs; run
-//! records are where the caller says, on a durable disk.
+//! being made), `DIR/b/ID` (the bundle that libcontainer or an OCI runtime reads); `DIR/c` is that one's own state.
+//! DIR is on tmpfs; run records are where the caller says, on a durable disk.
 
 pub mod api;
 #[cfg(feature = "client")]

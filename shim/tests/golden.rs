@@ -35,6 +35,8 @@ fn run() -> RunRequest {
         pid_target: "c0".into(),
         start_by: 77,
         max_line: 4096,
+        // Of a later version.
+        ..RunRequest::default()
     }
 }
 

@@ -84,8 +84,8 @@ fn pod_config(name: &str) -> v1::PodSandboxConfig {
     }
 }
 
-/// The same with a user namespace.
-fn with_users(mut config: v1::PodSandboxConfig) -> v1::PodSandboxConfig {
+/// What a pod with a user namespace asks for, and each of its containers too.
+fn users() -> v1::NamespaceOption {
     let map = v1::IdMapping {
         host_id: 100_000,
         container_id: 0,
@@ -96,12 +96,16 @@ fn with_users(mut config: v1::PodSandboxConfig) -> v1::PodSandboxConfig {
         uids: vec![map],
         gids: vec![map],
     };
-    let options = v1::NamespaceOption {
+    v1::NamespaceOption {
         userns_options: Some(users),
         ..v1::NamespaceOption::default()
-    };
+    }
+}
+
+/// The same with a user namespace.
+fn with_users(mut config: v1::PodSandboxConfig) -> v1::PodSandboxConfig {
     let security = v1::LinuxSandboxSecurityContext {
-        namespace_options: Some(options),
+        namespace_options: Some(users()),
         ..v1::LinuxSandboxSecurityContext::default()
     };
     config.linux.get_or_insert_default().security_context = Some(security);
@@ -389,9 +393,14 @@ impl Client {
         let Some(sandbox) = self.pods.get(pod).cloned() else {
             return Ok(());
         };
+        let mut config = container_config(name, args);
+        if self.users.contains(pod) {
+            let linux = config.linux.get_or_insert_default();
+            linux.security_context.get_or_insert_default().namespace_options = Some(users());
+        }
         let request = v1::CreateContainerRequest {
             pod_sandbox_id: sandbox.clone(),
-            config: Some(container_config(name, args)),
+            config: Some(config),
             sandbox_config: Some(match self.users.contains(pod) {
                 true => with_users(pod_config(pod)),
                 false => pod_config(pod),

@@ -7,7 +7,9 @@
 //! Localhost file ─┘            names: numbers by architecture
 //! ```
 //!
-//! For a runtime that compiles profiles itself there is the OCI's form (`oci`). The bytes are loaded by the container's last step before execve, and by each exec.
+//! For a runtime that compiles profiles itself there is the OCI's form (`oci`).
+//!
+//! The bytes are loaded by the container's last step before execve, and by each exec.
 
 pub mod assembler;
 pub mod names;

@@ -108,7 +108,7 @@ impl Node {
         Mounted::new(&self.layers.lower(chain).unwrap(), &place)
     }
 
-    fn import(&self, reader: impl io::Read, name: Option<&str>) -> Result<Vec<Imported>> {
+    fn import(&self, reader: impl io::Read + Send, name: Option<&str>) -> Result<Vec<Imported>> {
         import(reader, &self.content, name)
     }
 
