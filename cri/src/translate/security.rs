@@ -169,6 +169,11 @@ pub(crate) fn profile(
 }
 
 fn localhost(kind: ProfileKind, field: &str, reference: &str) -> Result<Profile> {
+    let reference = match kind {
+        ProfileKind::Seccomp => reference,
+        // Clients put the deprecated text's prefix into the message, too; containerd drops it there as well.
+        ProfileKind::AppArmor => reference.strip_prefix("localhost/").unwrap_or(reference),
+    };
     match kind {
         ProfileKind::Seccomp => absolute(field, reference)?,
         ProfileKind::AppArmor => name(field, reference)?,
@@ -328,6 +333,12 @@ mod tests {
             };
             profile(Seccomp, "p", Some(&from), "t", "ignored")
         };
+        let prefixed = v1::SecurityProfile {
+            profile_type: 2,
+            localhost_ref: "localhost/own".into(),
+        };
+        let plain = profile(AppArmor, "p", Some(&prefixed), "t", "");
+        assert_eq!(plain.unwrap(), local("own"), "the prefix is no part of the name");
         assert_eq!(message(1, "").unwrap(), Some(Profile::Unconfined));
         assert_eq!(message(2, "/p.json").unwrap(), local("/p.json"));
         for (kind, reference, start) in [
