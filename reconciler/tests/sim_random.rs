@@ -1,7 +1,7 @@
 //! Random runs: many faults, calls that fail, verbs that take their time, a clock that jumps.
 //!
-//! `cargo sim SEED` plays one seed and tells its story, which is the same each time. `cargo sim --minutes M` plays fresh
-//! ones until the time is over; without either the first few hundred are played, some of them twice.
+//! `cargo sim SEED` plays one seed and tells its story, which is the same each time. `cargo sim --minutes M` plays
+//! fresh ones until the time is over; without either the first few hundred are played, some of them twice.
 
 mod sim;
 

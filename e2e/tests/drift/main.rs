@@ -1,6 +1,6 @@
 //! The kinds of drift, one test each, on the real kernel: made, seen in the plan with its proof and risk, repaired or
-//! honestly told, and not seen again. And: a healthy node shows none. The table of kinds, what sees and what repairs each,
-//! is `reconciler/src/repair/drift.md`.
+//! honestly told, and not seen again. And: a healthy node shows none. The table of kinds, what sees and what repairs
+//! each, is `reconciler/src/repair/drift.md`.
 //!
 //! | kinds | file |
 //! |---|---|
