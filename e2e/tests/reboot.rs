@@ -2,6 +2,7 @@
 //! pods of YAML start anew.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};

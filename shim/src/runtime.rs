@@ -18,7 +18,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use oci_spec::runtime::{PosixRlimit, PosixRlimitBuilder, Spec};
+use oci_spec::runtime::{Linux, PosixRlimit, PosixRlimitBuilder, Spec};
 use serde::Deserialize;
 
 use crate::r#become::message;
@@ -165,10 +165,13 @@ impl Runtime {
     }
 
     /// Makes the container and tells its first process.
-    fn create(&self, stdio: [OwnedFd; 3], console: Option<&Console>, until: u64) -> Step<u32> {
+    fn create(&self, stdio: [OwnedFd; 3], console: Option<&Console>, systemd: bool, until: u64) -> Step<u32> {
         let mut command = self.command();
         let [stdin, stdout, stderr] = stdio;
         command.stdin(stdin).stdout(stdout).stderr(stderr);
+        if systemd {
+            command.arg("--systemd-cgroup");
+        }
         command.arg("create").arg("--bundle").arg(&self.bundle);
         command.arg("--pid-file").arg(self.pid_file());
         if let Some(console) = console {
@@ -281,7 +284,8 @@ impl Console {
 
 /// The steps of a maker; see the module's picture.
 pub fn make(mut plan: Plan, runtime: &Runtime, channel: RawFd) -> Step {
-    let spec = whole(&plan.spec, &plan.pid)?;
+    let mut spec = whole(&plan.spec, &plan.pid)?;
+    let systemd = spec.linux_mut().as_mut().is_some_and(by_systemd);
     let text = serde_json::to_vec(&spec).map_err(|error| error.to_string())?;
     fault::point("shim.maker.derived");
     let told = |error: io::Error| format!("{}: {error}", runtime.bundle.display());
@@ -299,7 +303,7 @@ pub fn make(mut plan: Plan, runtime: &Runtime, channel: RawFd) -> Step {
         until = until.min(plan.start_by);
     }
     let stdio = plan.stdio.take().ok_or("no stdio")?;
-    let pid = runtime.create(stdio, console.as_ref(), until)?;
+    let pid = runtime.create(stdio, console.as_ref(), systemd, until)?;
     let start = init::made(pid, channel)?;
     if let Some(console) = console {
         let fd = console.take().map_err(|error| format!("terminal: {error}"))?;
@@ -331,6 +335,22 @@ fn whole(spec: &Spec, pid: &PidNs) -> Step<Spec> {
     linux.set_namespaces(Some(init::namespaces(&linux, pid)?));
     spec.set_linux(Some(linux));
     Ok(spec)
+}
+
+/// A cgroup that is a systemd scope is written as runtimes want it then, `SLICE:PREFIX:NAME`; they make it themselves.
+fn by_systemd(linux: &mut Linux) -> bool {
+    let path = linux.cgroups_path().clone().unwrap_or_default();
+    let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+    let scope = name(&path).and_then(|name| name.strip_suffix(".scope").map(str::to_owned));
+    let slice = path.parent().and_then(name).filter(|name| name.ends_with(".slice"));
+    let (Some(scope), Some(slice)) = (scope, slice) else {
+        return false;
+    };
+    let Some((prefix, id)) = scope.split_once('-') else {
+        return false;
+    };
+    linux.set_cgroups_path(Some(format!("{slice}:{prefix}:{id}").into()));
+    true
 }
 
 /// A limit as far as it can be had.
@@ -388,6 +408,21 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let status = wait(&mut Command::new("true"), sys::boot() + START).unwrap();
         assert!(status.success());
+    }
+
+    #[test]
+    fn a_scope_is_systemds() {
+        let of = |path: &str| {
+            let mut linux = Linux::default();
+            linux.set_cgroups_path(Some(path.into()));
+            let systemd = by_systemd(&mut linux);
+            (systemd, linux.cgroups_path().clone().unwrap().display().to_string())
+        };
+        let scope = "/kubepods.slice/kubepods-pod1.slice/reconcile-abc.scope";
+        assert_eq!(of(scope), (true, "kubepods-pod1.slice:reconcile:abc".to_owned()));
+        for path in ["/kubepods/pod1/abc", "/kubepods/reconcile-abc.scope", "/a.slice/abc"] {
+            assert_eq!(of(path), (false, path.to_owned()));
+        }
     }
 
     #[test]

@@ -510,12 +510,12 @@ mod tests {
         let import = import(VERSION_2);
         assert_eq!(
             import.yaml,
-            "apiVersion: reconcile/v1\nkind: Config\nlogLevel: warn\nmetrics: 127.0.0.1:1338\ncgroup:\n  driver: systemd\n  \
-             shims: /system.slice\nnetwork:\n  cniConfDir: /etc/cni/net.d\n  cniBinDirs: [/opt/cni/bin]\nregistry:\n  \
-             certsDirs: [/etc/containerd/certs.d, /etc/docker/certs.d]\nimages:\n  sandboxImage: \
-             registry.k8s.io/pause:3.10\ncontainers:\n  seccomp: RuntimeDefault\nhandlers:\n  runc: {binary: runc}\n\
-             logs:\n  maxLineBytes: 8192\nstreaming:\n  address: 127.0.0.1:10010\n  idleSeconds: 5400\n\
-             oomScore:\n  daemon: -999\n"
+            "apiVersion: reconcile/v1\nkind: Config\nlogLevel: warn\nmetrics: 127.0.0.1:1338\ncgroup:\n  driver: \
+             systemd\n  shims: /system.slice\nnetwork:\n  cniConfDir: /etc/cni/net.d\n  cniBinDirs: \
+             [/opt/cni/bin]\nregistry:\n  certsDirs: [/etc/containerd/certs.d, /etc/docker/certs.d]\nimages:\n  \
+             sandboxImage: registry.k8s.io/pause:3.10\ncontainers:\n  seccomp: RuntimeDefault\nhandlers:\n  \
+             runc: {binary: runc}\nlogs:\n  maxLineBytes: 8192\nstreaming:\n  address: 127.0.0.1:10010\n  \
+             idleSeconds: 5400\noomScore:\n  daemon: -999\n"
         );
         let left = import.left.join("\n");
         for line in [
@@ -560,7 +560,7 @@ mod tests {
         assert_eq!(
             import.yaml,
             "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, annotations: [b, c, \
-             a.*], privilegedWithoutHostDevices: true}\n  runc: {binary: runc}\ndefaultHandler: crun\n"
+             \"a.*\"], privilegedWithoutHostDevices: true}\n  runc: {binary: runc}\ndefaultHandler: crun\n"
         );
         let left = import.left.join("\n");
         for line in [

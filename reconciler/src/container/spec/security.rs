@@ -35,6 +35,13 @@ pub fn check(input: &Input) -> Result<()> {
             "was not looked up on the host",
         ));
     }
+    // What they would do must not be missing without a word.
+    let hooks = &input.cdi.hooks;
+    let late = |list: &Option<Vec<_>>| list.as_ref().is_some_and(|list| !list.is_empty());
+    if input.handler.foreign.is_none() && (late(hooks.poststart()) || late(hooks.poststop())) {
+        let reason = "hooks of poststart and poststop are run by handlers of another OCI runtime only";
+        return Err(SpecError::unsupported("spec.cdiDevices", reason));
+    }
     Ok(())
 }
 

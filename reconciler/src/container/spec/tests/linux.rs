@@ -23,6 +23,20 @@ fn devices_by_name_are_looked_up_first() {
     Case::with(|case| case.container.cdi_devices = strings(&["v/x=1"])).fails("spec.cdiDevices[v/x=1]: was not");
 }
 
+#[test]
+fn hooks_that_nobody_runs_are_refused() {
+    let hooked = |foreign: Option<Foreign>| {
+        Case::with(|case| {
+            let mut hook = oci_spec::runtime::Hook::default();
+            hook.set_path("/bin/hook".into());
+            case.cdi.hooks.set_poststop(Some(vec![hook]));
+            case.handler.foreign = foreign;
+        })
+    };
+    hooked(None).fails("spec.cdiDevices: hooks of poststart and poststop");
+    hooked(Some(Foreign::default())).gives(&[("/hooks/poststop/0/path", json!("/bin/hook"))]);
+}
+
 fn in_userns() -> Case {
     Case::with(|case| {
         let one = vec![IdMapping {
