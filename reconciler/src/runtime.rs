@@ -151,7 +151,10 @@ impl Runtime {
         // Half a second once in a root's life: an empty store can run its first pod as soon as it answers.
         for image in cx.store.list::<ImageKind>() {
             if image.spec.source == ImageSource::BuiltIn && image.status.phase != ImagePhase::Ready {
-                staged::pass(&cx, &image).await?;
+                // On a full disk, say: what runs is served all the same, and the loop tries again.
+                if let Err(e) = staged::pass(&cx, &image).await {
+                    tracing::warn!("the built-in image is not ready yet: {e}");
+                }
             }
         }
         let mut tasks = JoinSet::new();

@@ -464,6 +464,8 @@ impl Node {
             // An exec dies with the connection that asked for it.
             self.end_execs(None);
         }
+        // A new database, or copies that power took along, need room: a person makes it first.
+        self.full &= !matches!(blow, Blow::Store | Blow::Power(_));
         if blow == Blow::Store {
             self.records = None;
             self.lost_records = true;
@@ -503,7 +505,6 @@ impl Node {
         self.links.clear();
         self.shims.clear();
         self.events.clear();
-        self.full &= self.unrest.full == 0;
         self.boot += 1;
     }
 
