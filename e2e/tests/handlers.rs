@@ -178,7 +178,7 @@ async fn containers_are_what_the_built_in_executors_are() -> Result<()> {
                 |line: &str| line == "core" || line.starts_with("/dev/shm ") || line.starts_with("/proc/sys ");
             let same = |line: &&String| {
                 let mount = line.contains("/dev ") || *kind == "privileged" && line.starts_with("/");
-                !mount && !(*handler == "crun" && of_crun(line))
+                !(mount || *handler == "crun" && of_crun(line))
             };
             let (theirs, ours): (Vec<_>, Vec<_>) =
                 (theirs.iter().filter(same).collect(), ours.iter().filter(same).collect());
