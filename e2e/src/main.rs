@@ -27,11 +27,14 @@ enum Trial {
     },
     /// The same faults on `reconcile` and on containerd from Debian's package, as a table
     Peers,
+    /// The conformance suite's benchmarks on both, as a table
+    Benchmarks,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     match Cli::parse().trial {
+        Trial::Benchmarks => print!("{}", e2e::peers::benchmarks().await?),
         Trial::Peers => print!("{}", e2e::peers::table().await?),
         Trial::Chaos { seed, minutes, seconds } => {
             let options = e2e::chaos::Options {

@@ -1,5 +1,6 @@
 //! The same faults on `reconcile` and on containerd, side by side.
 
+mod benchmarks;
 mod runtime;
 mod trials;
 
@@ -16,6 +17,27 @@ pub async fn table() -> Result<String> {
         text += &format!("| {what} | {a} | {b} |\n");
     }
     Ok(text)
+}
+
+/// Rows: an operation, its p50 / p99 in ms on ours and on containerd, and how many times ours the other's median is.
+pub async fn benchmarks() -> Result<String> {
+    let ours = benchmark(Runtime::ours().await?).await.context("reconcile")?;
+    let theirs = benchmark(Runtime::containerd().await?).await.context("containerd")?;
+    let mut text = "| ms, p50 / p99 | reconcile | containerd | of ours |\n|---|---|---|---|\n".to_owned();
+    for ((what, p50, p99), (_, other50, other99)) in ours.iter().zip(&theirs) {
+        let times = other50 / p50;
+        text += &format!("| {what} | {p50:.1} / {p99:.1} | {other50:.1} / {other99:.1} | {times:.1} × |\n");
+    }
+    Ok(text)
+}
+
+async fn benchmark(runtime: Runtime) -> Result<Vec<(String, f64, f64)>> {
+    let rows = benchmarks::run(&runtime).await;
+    let told = runtime.log_tail();
+    let ended = runtime.end().await;
+    let rows = rows.context(told)?;
+    ended?;
+    Ok(rows)
 }
 
 async fn column(mut runtime: Runtime) -> Result<trials::Rows> {

@@ -15,9 +15,24 @@ use tokio::process::Child;
 use crate::client::Cri;
 use crate::images::Image;
 use crate::leaks::{self, Process, processes};
-use crate::node::Node;
+use crate::node::{Node, Options};
 use crate::pods::BUSYBOX;
 use crate::{eventually, tools};
+
+/// Debian's CNI plugins.
+const PLUGINS: &str = "/usr/lib/cni";
+
+/// Writes the CNI configuration that both get; its leases lie in `dir` too.
+fn network(dir: &Path) -> Result<PathBuf> {
+    let net = dir.join("net.d");
+    fs::create_dir_all(&net)?;
+    let ranges = serde_json::json!([[{ "subnet": "198.51.100.0/24" }]]);
+    let ipam = serde_json::json!({ "type": "host-local", "dataDir": dir.join("leases"), "ranges": ranges });
+    let plugins = serde_json::json!([{ "type": "ptp", "ipam": ipam }]);
+    let list = serde_json::json!({ "cniVersion": "1.0.0", "name": "peers", "plugins": plugins });
+    fs::write(net.join("10-peers.conflist"), list.to_string())?;
+    Ok(net)
+}
 
 pub enum Runtime {
     Ours(Box<Node>),
@@ -32,7 +47,16 @@ pub struct Containerd {
 
 impl Runtime {
     pub async fn ours() -> Result<Runtime> {
-        let node = Node::start().await?;
+        let options = Options {
+            network: "cni",
+            ..Options::default()
+        };
+        let mut node = Node::new(options)?;
+        let net = network(&node.path(""))?;
+        let config = format!("network:\n  cniConfDir: {}\n  cniBinDirs: [{PLUGINS}]\n", net.display());
+        fs::create_dir_all(node.path("etc"))?;
+        node.file("etc/config.yaml", config)?;
+        node.serve().await?;
         node.busybox().await?;
         Ok(Runtime::Ours(Box::new(node)))
     }
@@ -48,10 +72,12 @@ impl Runtime {
         let config = format!(
             "version = 2\nroot = \"{}\"\nstate = \"{}\"\n[grpc]\naddress = \"{}\"\n\
              [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"localhost/pause:1\"\n\
-             restrict_oom_score_adj = true\n",
+             restrict_oom_score_adj = true\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"{PLUGINS}\"\nconf_dir = \"{}\"\n",
             path("root"),
             path("state"),
-            path("cri.sock")
+            path("cri.sock"),
+            network(dir.path())?.display()
         );
         fs::write(path("config.toml"), config)?;
         let cri = Cri::new(&dir.path().join("cri.sock"));
@@ -76,6 +102,13 @@ impl Runtime {
         match self {
             Runtime::Ours(node) => node.path(""),
             Runtime::Containerd(other) => other.dir.path().into(),
+        }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        match self {
+            Runtime::Ours(node) => node.socket(),
+            Runtime::Containerd(other) => other.dir.path().join("cri.sock"),
         }
     }
 
