@@ -136,7 +136,9 @@ async fn drift_08_a_sleepers_monitor_is_killed() -> Result<()> {
             Ok(())
         })
         .await?;
-        assert_eq!(Process::read(pid).is_none(), along);
+        // Whoever reaps orphans on this node may take a while.
+        let runs = Process::read(pid).is_some_and(|process| process.state != 'Z');
+        assert_eq!(runs, !along);
         // The pause lives through it.
         let status = node.cri.sandbox(&sandbox).await?;
         assert_eq!(status.state(), PodSandboxState::SandboxReady, "{status:?}");
