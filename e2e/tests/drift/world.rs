@@ -562,7 +562,7 @@ async fn drift_39_unkillable() -> Result<()> {
         ensure!(code == 20 && found["since"].is_number(), "{code} {found:#}");
         let message = found["message"].as_str().unwrap_or_default();
         ensure!(
-            message.contains(&pid.to_string()) && message.contains("fuse"),
+            message.contains(&pid.to_string()) && message.contains("request_wait_answer"),
             "{found:#}"
         );
         Ok(())
