@@ -59,11 +59,11 @@ impl Faults {
 }
 
 /// Calls until the answer is one: a dead daemon is started again, what may pass is asked again, for 40 s and then
-/// once more.
+/// once more. A daemon that was cut has its 40 s anew, three times.
 pub async fn persist<T>(node: &mut Node, call: impl AsyncFn(&Cri) -> Result<T, Status>) -> Result<Result<T, Status>> {
-    let start = Instant::now();
+    let (mut start, mut cuts) = (Instant::now(), 0);
     loop {
-        let late = start.elapsed() > Duration::from_secs(40);
+        let mut late = start.elapsed() > Duration::from_secs(40);
         let status = match call(&node.cri).await {
             Ok(answer) => return Ok(Ok(answer)),
             Err(status) => status,
@@ -78,6 +78,10 @@ pub async fn persist<T>(node: &mut Node, call: impl AsyncFn(&Cri) -> Result<T, S
         ];
         if node.has_ended()? {
             revive(node).await?;
+            cuts += 1;
+            if cuts <= 3 {
+                (start, late) = (Instant::now(), false);
+            }
         } else if !passing.contains(&status.code()) {
             return Ok(Err(status));
         }

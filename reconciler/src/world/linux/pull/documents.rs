@@ -7,14 +7,16 @@ use super::super::images::Images;
 use super::super::registry::Access;
 use super::Failure;
 use super::flights::Turn;
+use super::pins::Pinned;
 use crate::image::manifest::{self, Document, Loaded, Platform};
 
 /// How deep indexes may nest.
 const NESTING: usize = 4;
 
 /// What the reference resolves to, and the image for this platform, whose layers may be missing. One request if its
-/// documents are here.
-pub async fn fetch(images: &Images, access: &Access) -> Result<(Descriptor, Loaded), Failure> {
+/// documents are here. Each of them is held before it is looked for: what an earlier image left may be garbage that is
+/// being collected.
+pub async fn fetch(images: &Images, access: &Access) -> Result<(Descriptor, Loaded, Vec<Pinned>), Failure> {
     let resolved = images.registry().resolve(access).await?;
     let root = Descriptor::new(
         MediaType::from(resolved.media_type.as_str()),
@@ -23,7 +25,10 @@ pub async fn fetch(images: &Images, access: &Access) -> Result<(Descriptor, Load
     );
     let mut body = resolved.body;
     let (mut at, platform) = (root.clone(), Platform::host());
+    let hold = |document: &Descriptor| images.inner().pins.pin(vec![document.digest().to_string()]);
+    let mut held = Vec::new();
     for _ in 0..NESTING {
+        held.push(hold(&at));
         let bytes = match images.document(&at).await? {
             Some(bytes) => bytes,
             None => {
@@ -39,9 +44,10 @@ pub async fn fetch(images: &Images, access: &Access) -> Result<(Descriptor, Load
         match manifest::parse(at.digest().as_ref(), Some(at.media_type()), &bytes)? {
             Document::Index(index) => at = platform.choose(index.manifests())?.clone(),
             Document::Manifest(manifest) => {
+                held.push(hold(manifest.config()));
                 configuration(images, access, manifest.config()).await?;
                 let image = images.loaded(&root).await?;
-                return Ok((root, image));
+                return Ok((root, image, held));
             }
         }
     }

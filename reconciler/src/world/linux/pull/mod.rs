@@ -104,8 +104,9 @@ impl Drop for Stopper {
 impl Images {
     /// Fetches and unpacks what is missing of an image. Dropping the future stops the traffic.
     pub(super) async fn fetch(&self, access: &Access, progress: &Arc<Progress>) -> Result<Pulled, Failure> {
-        let (root, image) = documents::fetch(self, access).await?;
+        let (root, image, held) = documents::fetch(self, access).await?;
         let pinned = self.inner().pins.pin(needs(&root, &image));
+        drop(held);
         // A partial blob may prove damaged only at its end; from its beginning it is fetched once more, then.
         let image = match self.layers_of(access, image.clone(), progress).await {
             Err((failure, true)) if matches!(failure, Failure::Content(content::Error::Digest { .. })) => {
