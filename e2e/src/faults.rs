@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tonic::{Code, Status};
 
 use crate::client::Cri;
+use crate::eventually;
 use crate::node::{Node, Options};
 
 /// The file that arms points in a node's daemon and shims.
@@ -76,7 +77,7 @@ pub async fn persist<T>(node: &mut Node, call: impl AsyncFn(&Cri) -> Result<T, S
             Code::DeadlineExceeded,
             Code::Aborted,
         ];
-        if node.has_ended()? {
+        if ending(node, &status).await? {
             revive(node).await?;
             cuts += 1;
             if cuts <= 3 {
@@ -88,6 +89,19 @@ pub async fn persist<T>(node: &mut Node, call: impl AsyncFn(&Cri) -> Result<T, S
         ensure!(!late, "still refused: {status:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Has the daemon ended, or is it about to? A process that was cut is gone from its socket before it can be waited for.
+async fn ending(node: &mut Node, status: &Status) -> Result<bool> {
+    if status.code() == Code::Unavailable && std::error::Error::source(status).is_some() {
+        let gone = async || {
+            ensure!(node.has_ended()?, "the daemon runs");
+            Ok(())
+        };
+        // One that runs after all is asked again.
+        let _ = eventually(Duration::from_secs(5), gone).await;
+    }
+    node.has_ended()
 }
 
 /// Starts the daemon, a second time if it is cut short while it starts.

@@ -169,13 +169,22 @@ impl<'a, 'b> Build<'a, 'b> {
 
     /// Takes the largest layer that nobody has begun.
     fn begin(&self) -> Option<usize> {
-        let todo = lock(&self.todo).clone();
-        let id = |i: &usize| &self.image.chain_ids[*i];
-        let i = todo.into_iter().rev().find(|i| self.claim.start(id(i)))?;
-        let mut todo = lock(&self.todo);
-        let ours = todo.contains(&i);
-        todo.retain(|other| *other != i);
-        ours.then_some(i)
+        let id = |i: usize| &self.image.chain_ids[i];
+        loop {
+            let todo = lock(&self.todo).clone();
+            let i = todo.into_iter().rev().find(|i| self.claim.start(id(*i)))?;
+            let taken = {
+                let mut todo = lock(&self.todo);
+                let at = todo.iter().position(|other| *other == i);
+                at.map(|at| todo.remove(at)).is_some()
+            };
+            if taken {
+                return Some(i);
+            }
+            // Another worker of this image was through with it before it was claimed here: kept, the claim would have
+            // other images wait for what nobody makes.
+            self.claim.release(id(i));
+        }
     }
 
     fn make(&self, i: usize) -> Result<Part<'a>> {

@@ -476,6 +476,29 @@ fn links_to_below_that_are_replaced_or_hidden() {
     assert_eq!(inode("kept"), inode("copied"));
 }
 
+/// What an entry hid stays hidden when a later one of the same layer replaces it.
+#[test]
+fn a_directory_in_place_of_a_file_is_a_new_one() {
+    let root = tempfile::tempdir().unwrap();
+    let names = ["file", "link", "device", "whiteout"];
+    let base = names.iter().fold(Layer::default().file("f", "f"), |layer, name| {
+        layer.dir(name, 0o755).file(&format!("{name}/low"), "low")
+    });
+    let top = Layer::default()
+        .file("file", "hides the directory")
+        .link("link", "f")
+        .raw("device", ::tar::EntryType::Fifo, "", 0o644, b"")
+        .raw(".wh.whiteout", ::tar::EntryType::Regular, "", 0o644, b"");
+    let top = names.iter().fold(top, |layer, name| layer.dir(name, 0o711));
+    let lower = unpack_all(root.path(), vec![base.end(), top.end()]).unwrap();
+    let merged = Mounted::new(&lower, root.path());
+    for name in names {
+        let dir = merged.join(name);
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o711, "{name}");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "{name}");
+    }
+}
+
 #[test]
 fn an_opaque_root_hides_all_below() {
     let root = tempfile::tempdir().unwrap();

@@ -244,11 +244,9 @@ impl Tree {
         let shown = entry.name();
         let parent = self.parent(dir, &shown)?;
         let at = parent.as_fd();
-        if !self.borrowed.is_empty() {
-            self.borrowed.remove(path);
-        }
+        let linked = !self.borrowed.is_empty() && self.borrowed.remove(path).is_some();
         match entry.kind {
-            Kind::Directory => return self.directory(entry, at, path, name, &shown),
+            Kind::Directory => return self.directory(entry, at, path, linked, &shown),
             Kind::HardLink => return self.hard_link(entry, at, path, name, &shown),
             _ => {}
         }
@@ -269,9 +267,13 @@ impl Tree {
         self.special(entry, at, name, &shown)
     }
 
-    fn directory(&mut self, entry: &Entry, at: BorrowedFd<'_>, path: &[u8], name: &[u8], shown: &str) -> Result<()> {
+    /// In place of anything but a directory it is a new one, without what the layers below have there: of a whiteout,
+    /// of a file that hid it, or of a link (`linked`) that would have.
+    fn directory(&mut self, entry: &Entry, at: BorrowedFd<'_>, path: &[u8], linked: bool, shown: &str) -> Result<()> {
+        let (_, name) = split(path);
         let os = OsStr::from_bytes(name);
-        let mut opaque = self.form == Form::Whole && self.is_gone(at, name, None).map_err(Error::io("stat", shown))?;
+        let gone = self.form == Form::Whole && self.is_gone(at, name, None).map_err(Error::io("stat", shown))?;
+        let mut opaque = linked || gone;
         match mkdirat(at, os, Mode::S_IRWXU) {
             Err(Errno::EEXIST) => {
                 let have = look(at, name).map_err(Error::io("stat", shown))?;
@@ -280,8 +282,7 @@ impl Tree {
                     opaque = false; // made after the mark, and marked itself then
                     undress(at, os).map_err(Error::io("clear the attributes of", shown))?;
                 } else {
-                    // `.wh.d` and then `d`: a new directory, without what was below.
-                    opaque |= have.is_some_and(|h| is_whiteout(&h));
+                    opaque = true;
                     self.clear(at, path, name, shown)?;
                     mkdirat(at, os, Mode::S_IRWXU).map_err(Error::io("create", shown))?;
                 }
