@@ -270,7 +270,7 @@ async fn when_time_is_over_or_the_caller_leaves_the_container_is_thawed() -> Res
     let scene = Scene::new().await?;
     scene.tell("hang")?;
     let started = Instant::now();
-    let call = scene.begin("a.tar", 2);
+    let call = scene.begin("a.tar", 3);
     scene.begun(1).await?;
     assert!(is_frozen(&scene.freezer().await?));
     // A pass over the container meanwhile leaves it frozen.

@@ -87,13 +87,12 @@ pub fn pack(work: &Path, archive: &Path, token: &str, stop: &Stop) -> io::Result
     note.sync_all()?;
     File::open(work)?.sync_all()?;
     shim::fault::check("checkpoint.archive.before")?;
-    let options = OpenOptions::new()
+    let file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW)
-        .to_owned();
-    let file = options.open(&temp)?;
+        .open(&temp)?;
     let finished = write(work, &file, stop).and_then(|()| {
         shim::fault::check("checkpoint.archive.torn")?;
         file.sync_all()?;

@@ -72,7 +72,12 @@ impl Criu {
     /// Writes the images; the processes stay as they were, frozen if they were. Why CRIU failed, if it did.
     pub async fn dump(&self, dump: &Dump, stop: &Stop) -> io::Result<Option<String>> {
         fs::create_dir(dump.dir.join(IMAGES))?;
-        let status = self.run(&arguments(dump)?, &dump.dir, stop).await?;
+        // What a container has open may lie on a file system that hangs.
+        let of = dump.clone();
+        let arguments = tokio::task::spawn_blocking(move || arguments(&of)).await;
+        let status = self
+            .run(&arguments.map_err(io::Error::other)??, &dump.dir, stop)
+            .await?;
         Ok(complaint(status, &[dump.dir.join(LOG), dump.dir.join(PRINTED)]))
     }
 
