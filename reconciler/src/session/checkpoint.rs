@@ -154,7 +154,7 @@ async fn blocking<T: Send + 'static>(
         .map_err(Error::io(op, path))
 }
 
-/// Everything that is of one instant; what it cannot be done for, if so. The container is thawed again whatever happens.
+/// Everything that is of one instant; why it cannot be had, if so. The container is thawed again whatever happens.
 async fn capture(cx: &Context, work: Work<'_>, criu: &Criu, dir: &Path, stop: &Stop) -> Result<Option<Outcome>> {
     let container = work.container;
     let sandbox = sandbox::of(cx, container)?;
