@@ -207,8 +207,8 @@ fn dump(cx: &Context, container: &Container, cgroup: &str, pid: i32, dir: &Path)
         .map_err(io::Error::other)
         .map_err(Error::io("read", &config))?;
     let is_bind = |mount: &&oci_spec::runtime::Mount| {
-        let options = mount.options().iter().flatten();
-        let bound = options.into_iter().any(|option| option == "bind" || option == "rbind");
+        let mut options = mount.options().iter().flatten();
+        let bound = options.any(|option| option == "bind" || option == "rbind");
         bound || mount.typ().as_deref() == Some("bind")
     };
     let binds = spec.mounts().iter().flatten().filter(is_bind);

@@ -245,7 +245,7 @@ fn external(dump: &Dump) -> io::Result<Vec<String>> {
         };
         let kind = meta.file_type();
         let info = text(&proc.join("fdinfo").join(fd))?;
-        let mount = info
+        let mount: Option<u64> = info
             .lines()
             .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
         let Some(mount) = mount.filter(|_| kind.is_fifo() || kind.is_char_device()) else {
@@ -279,9 +279,8 @@ fn is_terminal(device: u64) -> bool {
 }
 
 fn has_mount(mountinfo: &str, id: u64) -> bool {
-    mountinfo
-        .lines()
-        .any(|line| line.split(' ').next() == Some(&id.to_string()))
+    let id = id.to_string();
+    mountinfo.lines().any(|line| line.split(' ').next() == Some(id.as_str()))
 }
 
 /// The mounts that come from outside, as runtimes name them to CRIU: by their place inside.

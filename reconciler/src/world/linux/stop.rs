@@ -40,7 +40,7 @@ impl Stop {
     }
 
     /// The same bytes, until it is told.
-    pub fn reader<R: Read>(&self, inner: R) -> impl Read {
+    pub fn reader<R: Read>(&self, inner: R) -> impl Read + use<R> {
         Reader {
             stop: self.clone(),
             inner,
