@@ -23,7 +23,8 @@ pub(crate) fn answer<T>(result: Result<T>) -> Answer<T> {
 }
 
 /// UNIMPLEMENTED, which clients know how to do without.
-pub(crate) fn not_yet<T>(rpc: &'static str, why: &'static str) -> Answer<T> {
+pub(crate) fn unimplemented<T>(rpc: &'static str, why: &str) -> Answer<T> {
+    let why = why.to_owned();
     Err(Error::Unimplemented { rpc, why }.into())
 }
 

@@ -48,8 +48,8 @@ pub enum Error {
         limit: usize,
         advice: &'static str,
     },
-    #[error("{rpc}: not implemented yet: {why}")]
-    Unimplemented { rpc: &'static str, why: &'static str },
+    #[error("{rpc}: not supported here: {why}")]
+    Unimplemented { rpc: &'static str, why: String },
     /// A pull ended without an image.
     #[error("{}image {image}: {message}", crate::pull::prefix(*.why))]
     Pull {

@@ -77,7 +77,7 @@ async fn reload(services: &Services) -> Result<v1::ReloadResponse> {
     let Some(hook) = services.config.reload.clone() else {
         return Err(Error::Unimplemented {
             rpc: "Reload",
-            why: "whoever serves this socket was not started from a configuration",
+            why: "whoever serves this socket was not started from a configuration".to_owned(),
         });
     };
     let changes = hook().await.map_err(Error::Reload)?;
@@ -333,7 +333,7 @@ async fn once(services: &Services, request: v1::OnceRequest) -> Result<v1::OnceR
     let Some(hook) = services.config.once.clone() else {
         return Err(Error::Unimplemented {
             rpc: "Once",
-            why: "this daemon has no loop to ask",
+            why: "this daemon has no loop to ask".to_owned(),
         });
     };
     let done = tokio::select! {

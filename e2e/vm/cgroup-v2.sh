@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 top=$(readlink -f "$here/../..")
-[[ $# -gt 0 ]] || set -- sandbox container exec spec mounts userns limits security logs crash
+[[ $# -gt 0 ]] || set -- sandbox container exec spec mounts userns limits security logs crash checkpoint
 
 share=$(mktemp -d "${TMPDIR:-/tmp}/reconcile-v2.XXXXXX")
 trap 'rm -rf "$share"' EXIT

@@ -7,7 +7,8 @@
 //!                                |
 //!        streaming: exec, attach and port-forward, over HTTP on loopback
 //!                                |
-//!   world: netns network cgroup, archive content unpack layers images, mounts files passwd, shims watch trash clock
+//!   world: netns network cgroup, archive content unpack layers images, mounts files passwd, shims watch trash clock,
+//!          criu diff
 //! ```
 //!
 //! To find code, ask "which noun?" (the folder), then "which step?" (the file). [`runtime`] opens and starts the whole;

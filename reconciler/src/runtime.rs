@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::image::builtin;
 use crate::world::linux::{network, registry};
 use crate::world::{Paths, Settings, World};
-use crate::{container, image, node, repair};
+use crate::{container, image, node, repair, session};
 
 /// Where an instance lives and how it makes networks.
 #[derive(Clone, Debug)]
@@ -146,6 +146,7 @@ impl Runtime {
     pub async fn start(self) -> Result<Running> {
         self.sync_network().await?;
         end_earlier_boots(&self.cx).await;
+        session::checkpoint::clear(&self.cx);
         self.prepare().await?;
         let Runtime { cx, receivers } = self;
         // Half a second once in a root's life: an empty store can run its first pod as soon as it answers.
@@ -188,6 +189,7 @@ impl Runtime {
 impl Running {
     /// Ends the loop; pods go on.
     pub async fn stop(mut self) {
+        session::checkpoint::end(&self.cx).await;
         self.tasks.shutdown().await;
         if let Err(e) = self.cx.world.images.end().await {
             tracing::warn!("the next boot will verify layers: {e}");

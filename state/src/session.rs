@@ -1,4 +1,4 @@
-//! Session: a one-shot wish (ExecSync today), in memory only, done at most once.
+//! Session: a one-shot wish (ExecSync, CheckpointContainer), in memory only, done at most once.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,14 +11,24 @@ pub type Session = Object<SessionKind>;
 #[derive(Clone, Debug)]
 pub struct SessionKind;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SessionSpec {
     pub container: String,
-    pub command: Vec<String>,
+    pub wish: Wish,
     /// Seconds; 0 is no limit.
     #[serde(default)]
     pub timeout_seconds: i64,
+}
+
+/// What shall be done to the container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Wish {
+    /// A program with its arguments, run inside.
+    Exec(Vec<String>),
+    /// Its state, written to the archive with this absolute path (CRI `CheckpointContainerRequest.location`).
+    Checkpoint(String),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -37,6 +47,12 @@ pub enum Outcome {
         stderr: Vec<u8>,
         exit_code: i32,
     },
+    /// The archive is complete, under its name.
+    Saved,
+    /// This node cannot do it; what it lacks.
+    Unsupported(String),
+    /// The archive cannot be written there: what is wrong with its path.
+    Misplaced(String),
     TimedOut,
     /// The container does not run (any more).
     NotRunning(String),
@@ -51,11 +67,14 @@ impl Kind for SessionKind {
     type Status = SessionStatus;
 
     fn validate(_: &Meta, spec: &SessionSpec) -> Result<()> {
-        if spec.command.is_empty() {
-            return Err(Error::invalid("spec.command", "must not be empty"));
-        }
         check::text("spec.container", &spec.container)?;
-        check::arguments("spec.command", &spec.command)?;
+        match &spec.wish {
+            Wish::Exec(command) if command.is_empty() => {
+                return Err(Error::invalid("spec.wish.exec", "must not be empty"));
+            }
+            Wish::Exec(command) => check::arguments("spec.wish.exec", command)?,
+            Wish::Checkpoint(archive) => check::absolute("spec.wish.checkpoint", archive)?,
+        }
         if spec.timeout_seconds < 0 {
             return Err(Error::invalid("spec.timeoutSeconds", "must not be negative"));
         }

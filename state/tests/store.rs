@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use state::container::{ContainerGoal, ContainerImage, ContainerKind, ContainerSpec};
 use state::image::{ImageKind, ImageSpec};
 use state::sandbox::{PodRef, SandboxGoal, SandboxKind, SandboxPhase, SandboxSpec, SandboxStatus};
-use state::session::{SessionKind, SessionSpec};
+use state::session::{SessionKind, SessionSpec, Wish};
 use state::store::{Copies, Event};
 use state::{Error, Meta, New, Owner, Put, Store};
 
@@ -391,7 +391,7 @@ async fn sessions_stay_in_memory() {
         },
         spec: SessionSpec {
             container: "c".into(),
-            command: vec!["true".into()],
+            wish: Wish::Exec(vec!["true".into()]),
             timeout_seconds: 0,
         },
     };

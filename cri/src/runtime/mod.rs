@@ -1,5 +1,6 @@
 //! `RuntimeService` of the CRI: every RPC in one place, each handed to the file of its family.
 
+mod checkpoint;
 mod container;
 mod events;
 mod exec;
@@ -7,6 +8,7 @@ mod lists;
 mod metrics;
 mod node;
 mod sandbox;
+mod session;
 mod stats;
 mod streaming;
 mod verbose;
@@ -21,13 +23,13 @@ pub mod v1 {
 
 use tonic::Request;
 
-use crate::answer::{Answer, Answers, answer, bounded, chunked, not_yet};
+use crate::answer::{Answer, Answers, answer, bounded, chunked, unimplemented};
 use crate::call::Call;
 use crate::services::Services;
 
-const NO_CRIU: &str = "a checkpoint needs CRIU, which this runtime does not drive";
-const NO_POD_CHECKPOINT: &str = "a pod's containers would have to be frozen and captured by CRIU as one; no kernel \
-                                 interface does that, and this runtime does not drive CRIU";
+const NO_POD_CHECKPOINT: &str = "a pod's containers would have to be frozen and captured by CRIU as one, which this \
+                                 runtime does not do; CheckpointContainer saves one of them";
+const NO_RESTORE: &str = "this runtime writes checkpoints of containers and does not restore them";
 
 #[tonic::async_trait]
 impl v1::runtime_service_server::RuntimeService for Services {
@@ -242,17 +244,18 @@ impl v1::runtime_service_server::RuntimeService for Services {
 
     async fn checkpoint_container(
         &self,
-        _: Request<v1::CheckpointContainerRequest>,
+        request: Request<v1::CheckpointContainerRequest>,
     ) -> Answer<v1::CheckpointContainerResponse> {
-        not_yet("CheckpointContainer", NO_CRIU)
+        let (call, request) = Call::open(request);
+        answer(checkpoint::container(self, &call, request).await)
     }
 
     async fn checkpoint_pod(&self, _: Request<v1::CheckpointPodRequest>) -> Answer<v1::CheckpointPodResponse> {
-        not_yet("CheckpointPod", NO_POD_CHECKPOINT)
+        unimplemented("CheckpointPod", NO_POD_CHECKPOINT)
     }
 
     async fn restore_pod(&self, _: Request<v1::RestorePodRequest>) -> Answer<v1::RestorePodResponse> {
-        not_yet("RestorePod", NO_POD_CHECKPOINT)
+        unimplemented("RestorePod", NO_RESTORE)
     }
 
     type GetContainerEventsStream = Answers<v1::ContainerEventResponse>;

@@ -61,7 +61,7 @@ pub(crate) fn no_nul(field: &str, value: &str) -> Result<()> {
 }
 
 /// An absolute path.
-fn absolute(field: &str, value: &str) -> Result<()> {
+pub(crate) fn absolute(field: &str, value: &str) -> Result<()> {
     text(field, value)?;
     if !value.starts_with('/') {
         return Err(Error::invalid(field, format!("{value:?} is not an absolute path")));

@@ -387,6 +387,65 @@ async fn exec_sync_maps_outcomes_and_takes_its_session_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checkpoints_map_outcomes_and_refuse_bad_fields() {
+    let world = world().await;
+    let (_, id) = world.running("t", "app").await;
+    let checkpoint = async |location: &str, timeout| {
+        let request = v1::CheckpointContainerRequest {
+            container_id: id.clone(),
+            location: location.into(),
+            timeout,
+        };
+        world.runtime.clone().checkpoint_container(request).await
+    };
+    checkpoint("/a/b.tar", 0).await.unwrap();
+    for (location, timeout, code, text) in [
+        ("a/b.tar", 0, Code::InvalidArgument, "location: "),
+        ("", 0, Code::InvalidArgument, "location: "),
+        ("/a/b.tar", -1, Code::InvalidArgument, "timeout: "),
+        ("/a/dir", 0, Code::InvalidArgument, "location: is a directory"),
+        (
+            "/a/late",
+            1,
+            Code::DeadlineExceeded,
+            "container app: checkpoint: timed out",
+        ),
+        (
+            "/a/none",
+            0,
+            Code::Unimplemented,
+            "CheckpointContainer: not supported here: no CRIU",
+        ),
+    ] {
+        let error = checkpoint(location, timeout).await.unwrap_err();
+        assert_eq!(error.code(), code, "{location} {timeout}: {error:?}");
+        assert!(error.message().starts_with(text), "{location} {timeout}: {error:?}");
+    }
+    let unknown = v1::CheckpointContainerRequest {
+        container_id: "feed".into(),
+        location: "/a/b.tar".into(),
+        timeout: 0,
+    };
+    let error = world.runtime.clone().checkpoint_container(unknown).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    // A client that leaves takes the wish back.
+    let mut leaving = world.runtime.clone();
+    let request = v1::CheckpointContainerRequest {
+        container_id: id.clone(),
+        location: "/a/hang".into(),
+        timeout: 0,
+    };
+    let call = tokio::spawn(async move { leaving.checkpoint_container(request).await });
+    world
+        .until(|store| (!store.list::<SessionKind>().is_empty()).then_some(()))
+        .await;
+    call.abort();
+    world
+        .until(|store| store.list::<SessionKind>().is_empty().then_some(()))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_signal_ends_waits_and_keeps_wishes() {
     let world = world().await;
     let mut runtime = world.runtime.clone();

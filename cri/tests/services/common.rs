@@ -10,7 +10,7 @@ use state::image::{ImageKind, ImagePhase, ImageSource, ImageSpec, ImageStatus};
 use state::node::{LOCAL, NodeKind, NodeSpec, NodeStatus};
 use state::pull::{PullFailure, PullKind, PullOutcome, PullStatus};
 use state::sandbox::{SandboxGoal, SandboxKind, SandboxPhase, SandboxStatus};
-use state::session::{Outcome, SessionKind, SessionStatus};
+use state::session::{Outcome, SessionKind, SessionStatus, Wish};
 use state::store::{Copies, Event};
 use state::{Condition, Container, Meta, New, PodSandbox, Put, Session, Store, Truth};
 use tokio::net::UnixStream;
@@ -264,7 +264,11 @@ async fn sessions(store: Store) {
 }
 
 fn outcome(session: &Session) -> Option<Outcome> {
-    match session.spec.command[0].as_str() {
+    let word = match &session.spec.wish {
+        Wish::Exec(command) => command[0].as_str(),
+        Wish::Checkpoint(archive) => return checkpointed(archive),
+    };
+    match word {
         "late" => Some(Outcome::TimedOut),
         "dead" => Some(Outcome::NotRunning("has ended".into())),
         "hang" => None,
@@ -273,6 +277,16 @@ fn outcome(session: &Session) -> Option<Outcome> {
             stderr: vec![],
             exit_code: 3,
         }),
+    }
+}
+
+fn checkpointed(archive: &str) -> Option<Outcome> {
+    match archive {
+        "/a/late" => Some(Outcome::TimedOut),
+        "/a/none" => Some(Outcome::Unsupported("no CRIU".into())),
+        "/a/dir" => Some(Outcome::Misplaced("is a directory".into())),
+        "/a/hang" => None,
+        _ => Some(Outcome::Saved),
     }
 }
 

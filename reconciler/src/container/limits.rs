@@ -118,7 +118,7 @@ fn weight(shares: i64) -> u64 {
 /// Which limits do not hold, and how the processes are kept from them.
 pub struct Have {
     differing: Vec<Limit>,
-    /// Nobody of ours freezes what runs.
+    /// Nobody of ours freezes what runs, but a checkpoint while it is taken.
     frozen: bool,
     /// Controllers in whose cgroup the first process is not.
     astray: Vec<&'static str>,
@@ -133,13 +133,15 @@ impl Stage<ContainerKind> for Limits {
         let path = cgroup_path(cx, &*sandbox::of(cx, object)?, object);
         let mut differing = wanted(&object.spec.resources, cgroups.v2());
         differing.retain(|limit| !holds(cgroups, &path, limit));
+        // Frozen is read first: a checkpoint that has thawed it since has also let go of it.
+        let frozen = frozen(cgroups, &path) && !cx.checkpoints.holds(object.uid());
         let astray = match (pid(cx, object)?, &cx.world.usage) {
             (Some(pid), Some(real)) => real.astray(&path, pid),
             _ => Vec::new(),
         };
         Ok(Have {
             differing,
-            frozen: frozen(cgroups, &path),
+            frozen,
             astray,
         })
     }
@@ -173,7 +175,9 @@ impl Stage<ContainerKind> for Limits {
             astray,
         } = Self::observe(cx, object).await?;
         if frozen {
-            thaw(&*cx.world.cgroups, &path).map_err(Error::io("thaw cgroup", &path))?;
+            let thaw = || freeze(&*cx.world.cgroups, &path, false);
+            let thawed = cx.checkpoints.unless_held(object.uid(), thaw).unwrap_or(Ok(()));
+            thawed.map_err(Error::io("thaw cgroup", &path))?;
         }
         // Asked again: only the very process of the run record is moved.
         if let (Some(pid), false) = (pid(cx, object)?, astray.is_empty()) {
@@ -226,10 +230,24 @@ fn frozen(cgroups: &dyn Cgroups, path: &str) -> bool {
     text.is_ok_and(|text| text.trim() == "1")
 }
 
-fn thaw(cgroups: &dyn Cgroups, path: &str) -> io::Result<()> {
+/// Asks for the processes of a cgroup to be stopped, or lets them go on. When all have stopped, [`is_still`] says.
+pub fn freeze(cgroups: &dyn Cgroups, path: &str, stop: bool) -> io::Result<()> {
+    match (cgroups.v2(), stop) {
+        (true, true) => cgroups.set("", path, "cgroup.freeze", "1"),
+        (true, false) => cgroups.set("", path, "cgroup.freeze", "0"),
+        (false, true) => cgroups.set("freezer", path, "freezer.state", "FROZEN"),
+        (false, false) => cgroups.set("freezer", path, "freezer.state", "THAWED"),
+    }
+}
+
+/// Have all processes of a frozen cgroup stopped? (cgroup v2 `cgroup.events`; v1 `freezer.state`, FREEZING till then.)
+pub fn is_still(cgroups: &dyn Cgroups, path: &str) -> io::Result<bool> {
     match cgroups.v2() {
-        true => cgroups.set("", path, "cgroup.freeze", "0"),
-        false => cgroups.set("freezer", path, "freezer.state", "THAWED"),
+        true => Ok(cgroups
+            .get("", path, "cgroup.events")?
+            .lines()
+            .any(|line| line == "frozen 1")),
+        false => Ok(cgroups.get("freezer", path, "freezer.state")?.trim() == "FROZEN"),
     }
 }
 

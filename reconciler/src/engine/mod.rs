@@ -21,6 +21,7 @@ use state::Store;
 use state::store::Opened;
 
 use crate::config::Live;
+use crate::session::Turns;
 use crate::world::World;
 use trigger::Queues;
 
@@ -38,6 +39,8 @@ pub struct Context {
     pub outputs: Mutex<HashMap<String, Vec<File>>>,
     /// `logEpoch` up to which this process has reopened each container's log.
     pub log_epochs: Mutex<HashMap<String, u64>>,
+    /// Of which containers a checkpoint is being taken.
+    pub checkpoints: Turns,
     /// When the doctor first saw what it finds, ns since the epoch.
     pub seen: Mutex<BTreeMap<String, i64>>,
     /// What a reload may change.
@@ -54,6 +57,7 @@ impl Context {
             looked: OnceLock::new(),
             outputs: Mutex::default(),
             log_epochs: Mutex::default(),
+            checkpoints: Turns::default(),
             seen: Mutex::default(),
             live: RwLock::default(),
         }

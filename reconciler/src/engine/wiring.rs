@@ -96,7 +96,7 @@ impl Controlled for NodeKind {
 
 impl Controlled for SessionKind {
     fn pass(cx: Arc<Context>, object: Arc<Session>) -> BoxFuture<'static, Result<Next, Error>> {
-        async move { session::execsync::pass(&cx, &object).await }.boxed()
+        async move { session::pass(&cx, &object).await }.boxed()
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn diff_id(tar: &[u8]) -> Digest {
 }
 
 /// Unpacks layers, bottom first, into `<root>/l0`, `l1`, …; answers the trees, top first.
-fn unpack_all(root: &Path, layers: Vec<Vec<u8>>) -> Result<Vec<PathBuf>> {
+pub(crate) fn unpack_all(root: &Path, layers: Vec<Vec<u8>>) -> Result<Vec<PathBuf>> {
     let mut lower: Vec<PathBuf> = Vec::new();
     for (i, tar) in layers.into_iter().enumerate() {
         let dir = root.join(format!("l{i}/fs"));
