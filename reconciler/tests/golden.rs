@@ -447,41 +447,11 @@ fn devices_by_name() {
 }
 
 /// Of it counts what the request, the node's configuration and our own rules leave open.
-const BASE: &str = r#"{
-  "ociVersion": "1.0.2", "hostname": "no", "root": {"path": "rootfs", "readonly": true},
-  "process": {
-    "terminal": true, "user": {"uid": 5, "gid": 5, "umask": 7}, "args": ["no"], "cwd": "/base",
-    "env": ["PATH=/no", "FROM_BASE=1", "LANG=no"], "noNewPrivileges": true, "oomScoreAdj": 7,
-    "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}, "apparmorProfile": "no", "selinuxLabel": "no",
-    "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 10, "hard": 20}, {"type": "RLIMIT_CORE", "soft": 0, "hard": 0}]
-  },
-  "mounts": [
-    {"destination": "/proc", "type": "proc", "source": "proc", "options": ["hidepid=2"]},
-    {"destination": "/run", "type": "tmpfs", "source": "tmpfs"},
-    {"destination": "/etc/hosts", "type": "bind", "source": "/srv/no", "options": ["rbind"]},
-    {"destination": "/base/", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "size=64k"]},
-    {"destination": "/data", "type": "bind", "source": "/srv/no", "options": ["rbind", "ro"]}
-  ],
-  "hooks": {"createRuntime": [{"path": "/usr/bin/base-hook", "args": ["base-hook"], "timeout": 5}]},
-  "annotations": {"org.example.base": "1", "io.kubernetes.cri.container-name": "no"},
-  "linux": {
-    "sysctl": {"net.core.somaxconn": "77", "kernel.sem": "1 2 3 4"}, "cgroupsPath": "/no",
-    "namespaces": [{"type": "network", "path": "/no"}], "maskedPaths": ["/no"], "readonlyPaths": ["/no"],
-    "seccomp": {"defaultAction": "SCMP_ACT_ERRNO"}, "rootfsPropagation": "shared",
-    "devices": [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 384, "uid": 3}],
-    "resources": {
-      "devices": [
-        {"allow": false, "access": "rwm"}, {"allow": true, "type": "c", "major": 10, "minor": 229, "access": "rw"}
-      ],
-      "cpu": {"shares": 512}, "memory": {"limit": 1000, "swappiness": 10}, "pids": {"limit": 100}
-    }
-  }
-}"#;
-
 #[test]
 fn the_base_of_a_handler() {
     Case::with(|case| {
-        case.base = Base::parse(BASE.as_bytes()).unwrap();
+        let file = format!("{}/tests/golden/base-spec.json", env!("CARGO_MANIFEST_DIR"));
+        case.base = Base::read(file.as_ref()).unwrap();
         case.config.envs = vec![KeyValue {
             key: "LANG".into(),
             value: "own".into(),
