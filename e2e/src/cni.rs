@@ -62,11 +62,23 @@ pub fn install(node: &Node) -> Result<()> {
 
 /// Puts the plugin and its configuration where they were.
 pub fn restore(node: &Node) -> Result<()> {
-    let text = PLUGIN.replace("DIR", &node.path("").display().to_string());
-    let plugin = node.file("bin/fake", text)?;
-    fs::set_permissions(plugin, fs::Permissions::from_mode(0o755))?;
+    plugin(node, "fake", PLUGIN)?;
     node.file("net.d/10-test.conflist", CHAIN)?;
     Ok(())
+}
+
+/// Installs another plugin of the same kind: its addresses are 198.51.100.9 and the next three, its journal is
+/// `journal-NAME`. Answers its network configuration list.
+pub fn other(node: &Node, name: &str) -> Result<String> {
+    let text = PLUGIN.replace("192.0.2.", "198.51.100.").replace("journal", &format!("journal-{name}"));
+    plugin(node, name, &text)?;
+    Ok(CHAIN.replace("fake", name))
+}
+
+fn plugin(node: &Node, name: &str, text: &str) -> Result<()> {
+    let text = text.replace("DIR", &node.path("").display().to_string());
+    let plugin = node.file(&format!("bin/{name}"), text)?;
+    Ok(fs::set_permissions(plugin, fs::Permissions::from_mode(0o755))?)
 }
 
 /// The calls so far, `VERB SANDBOX NETNS IFNAME` each; ADD and DEL only.

@@ -103,7 +103,7 @@ impl Runtime {
         keep_driver(&world, !store.list::<SandboxKind>().is_empty())?;
         world.shims.set_oom_score(options.shim_oom_score);
         let runtime = Runtime::on(store, opened, world);
-        runtime.cx.set_live(options.live);
+        runtime.cx.set_live(options.live)?;
         Ok(runtime)
     }
 

@@ -19,7 +19,7 @@ use reconciler::container::seccomp;
 use reconciler::container::spec::capability::CapabilitySet;
 use reconciler::container::spec::host::DeviceKind;
 use reconciler::container::spec::{
-    DeviceNode, Handler, HostFacts, Input, ResolvedDevice, ResolvedMount, ResolvedUser, SandboxFiles, build, cdi,
+    Base, DeviceNode, Handler, HostFacts, Input, ResolvedDevice, ResolvedMount, ResolvedUser, SandboxFiles, build, cdi,
 };
 use serde_json::Value;
 use state::image::ImageConfig;
@@ -36,6 +36,7 @@ struct Case {
     devices: Vec<ResolvedDevice>,
     cdi: cdi::Edits,
     volumes: BTreeMap<String, PathBuf>,
+    base: Base,
     rlimits: Rlimits,
     host: HostFacts,
 }
@@ -95,6 +96,7 @@ fn plain() -> Case {
         devices: Vec::new(),
         cdi: cdi::Edits::default(),
         volumes: BTreeMap::new(),
+        base: Base::default(),
         rlimits: Rlimits::new(),
         host: HostFacts {
             hostname: "node".into(),
@@ -191,7 +193,10 @@ impl Case {
             cdi: self.cdi,
             volumes: self.volumes,
             annotations: BTreeMap::new(),
-            handler: Handler::default(),
+            handler: Handler {
+                base: self.base.into(),
+                ..Handler::default()
+            },
             rlimits: self.rlimits,
             host: &self.host,
         });
@@ -439,6 +444,25 @@ fn devices_by_name() {
         };
     })
     .is("cdi");
+}
+
+/// Of it counts what the request, the node's configuration and our own rules leave open.
+#[test]
+fn the_base_of_a_handler() {
+    Case::with(|case| {
+        let file = format!("{}/tests/golden/base-spec.json", env!("CARGO_MANIFEST_DIR"));
+        case.base = Base::read(file.as_ref()).unwrap();
+        case.config.envs = vec![KeyValue {
+            key: "LANG".into(),
+            value: "own".into(),
+        }];
+        case.config.mounts = vec![mount("/data", "/srv/own")];
+        case.resources().memory_limit_in_bytes = 64 << 20;
+        case.of_pod().sysctls = [("kernel.sem".to_owned(), "5 6 7 8".to_owned())].into();
+        let limit = |name: &str| (name.to_owned(), Rlimit { soft: 1024, hard: 4096 });
+        case.rlimits = [limit("memlock"), limit("nofile")].into();
+    })
+    .is("base");
 }
 
 #[test]

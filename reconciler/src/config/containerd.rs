@@ -220,6 +220,8 @@ fn handler(all: &[(Vec<String>, Toml)], path: &[String], value: &Toml, handlers:
         ["privileged_without_host_devices"] => "privilegedWithoutHostDevices",
         ["cgroup_writable"] => "cgroupWritable",
         ["pod_annotations" | "container_annotations"] => "annotations",
+        ["base_runtime_spec"] => "baseSpec",
+        ["cni_conf_dir"] => "cniConfDir",
         _ => return false,
     };
     if key[0] == "options" && key != ["options", "BinaryName"] {
@@ -545,6 +547,8 @@ mod tests {
               container_annotations = ['b', 'c']
               privileged_without_host_devices = true
               base_runtime_spec = '/etc/base.json'
+              cni_conf_dir = '/etc/cni/crun.d'
+              cni_max_conf_num = 2
               sandboxer = ''
               [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crun.options]
                 BinaryName = '/usr/bin/crun'
@@ -559,18 +563,41 @@ mod tests {
         );
         assert_eq!(
             import.yaml,
-            "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, annotations: [b, c, \
-             \"a.*\"], privilegedWithoutHostDevices: true}\n  runc: {binary: runc}\ndefaultHandler: crun\n"
+            "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, baseSpec: /etc/base.json, \
+             cniConfDir: /etc/cni/crun.d, annotations: [b, c, \"a.*\"], privilegedWithoutHostDevices: true}\n  \
+             runc: {binary: runc}\ndefaultHandler: crun\n"
         );
         let left = import.left.join("\n");
         for line in [
-            "crun.base_runtime_spec = \"/etc/base.json\": no counterpart",
+            "crun.cni_max_conf_num = 2: no counterpart",
             "crun.options.NoPivotRoot = true: no counterpart",
             "kata.runtime_type = \"io.containerd.kata.v2\": a handler is a program",
         ] {
             assert!(left.contains(line), "{line}\n---\n{left}");
         }
         assert_eq!(import.left.len(), 4, "{left}");
+    }
+
+    #[test]
+    fn a_base_and_a_cni_directory_in_every_version() {
+        for (version, plugin) in [
+            (2, "io.containerd.grpc.v1.cri"),
+            (3, "io.containerd.cri.v1.runtime"),
+            (4, "io.containerd.cri.v1.runtime"),
+        ] {
+            let import = import(&format!(
+                "version = {version}\n[plugins.'{plugin}'.containerd.runtimes.a]\n\
+                 runtime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = '/b.json'\ncni_conf_dir = '/c'\n\
+                 [plugins.'{plugin}'.containerd.runtimes.b]\nruntime_type = 'io.containerd.runc.v2'\n\
+                 base_runtime_spec = ''\ncni_conf_dir = ''\n[plugins.'{plugin}'.containerd.runtimes.c]\n\
+                 runtime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = 'b.json'\n"
+            ));
+            let table = "handlers:\n  a: {binary: runc, baseSpec: /b.json, cniConfDir: /c}\n  b: {binary: runc}\n";
+            assert!(import.yaml.ends_with(table), "{}", import.yaml);
+            // A path that is not absolute is the handler's fault, which is told, not taken.
+            let left = import.left.join("\n");
+            assert!(left.starts_with("runtimes.c: not for handlers.c: ") && left.contains("absolute"), "{left}");
+        }
     }
 
     #[test]

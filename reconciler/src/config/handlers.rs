@@ -2,23 +2,28 @@
 //!
 //! ```text
 //!  handlers.NAME  ──found──> absolute path ──probe──> it runs; what it can do ──> Handlers, for the loop and Status
+//!       baseSpec  ──read───> checked ────────────────> kept with it ─────────────┤
 //!  defaultHandler ───────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Where the program is, is looked at whenever a configuration is read; that it runs, by who will use it.
+//! Where the program is and what its base says, is looked at whenever a configuration is read; that it runs, by who
+//! will use it. A base that is changed afterwards counts from the next reload on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::values::Place;
 use super::{Config, Problem, Problems, Settings};
+use crate::container::spec::Base;
 
 /// The executor within the shim; there without being configured.
 pub const BUILTIN: &str = "builtin";
@@ -45,6 +50,10 @@ pub struct Handler {
     /// Annotations of pods and containers that the OCI configuration gets.
     #[serde(default)]
     pub annotations: Vec<Glob>,
+    /// An OCI configuration that decides what requests leave open.
+    pub base_spec: Option<Place>,
+    /// Where the CNI configuration of its pods lies, if it is not the node's.
+    pub cni_conf_dir: Option<Place>,
 }
 
 /// A pattern as path.Match of Go has it, without classes: `*` is anything without a slash, `?` one such character.
@@ -119,6 +128,9 @@ pub struct Ready {
     pub privileged_without_host_devices: bool,
     pub cgroup_writable: bool,
     pub annotations: Vec<Glob>,
+    pub base: Arc<Base>,
+    /// `None`: the node's.
+    pub cni_conf_dir: Option<PathBuf>,
 }
 
 /// The table, ready for use.
@@ -149,6 +161,11 @@ impl Handlers {
     pub fn of(&self, name: &str) -> Option<&Ready> {
         let name = if name.is_empty() { &self.default } else { name };
         self.all.get(name)
+    }
+
+    /// The CNI directories that handlers have of their own.
+    pub fn cni_conf_dirs(&self) -> BTreeSet<PathBuf> {
+        self.all.values().filter_map(|ready| ready.cni_conf_dir.clone()).collect()
     }
 }
 
@@ -198,8 +215,28 @@ fn executable(path: &Path) -> Result<(), String> {
     }
 }
 
-/// What can be told without running anything; part of reading a configuration.
-pub(super) fn check(config: &Config, settings: &Settings) -> Result<(), Problem> {
+/// The base of a handler's containers.
+///
+/// # Errors
+/// If its file cannot be read, is not what it should be, or has hooks that nobody would run.
+fn base(handler: &Handler) -> Result<Base, String> {
+    let Some(Place(path)) = &handler.base_spec else {
+        return Ok(Base::default());
+    };
+    let told = |why: String| format!("baseSpec {}: {why}", path.display());
+    let base = Base::read(path).map_err(told)?;
+    match handler.binary == BUILTIN && base.has_late_hooks() {
+        true => Err(told(format!(
+            "hooks: {BUILTIN} runs none of poststart and poststop; another OCI runtime does"
+        ))),
+        false => Ok(base),
+    }
+}
+
+/// What can be told without running anything; part of reading a configuration. Answers what still works and is not as
+/// it may be meant.
+pub(super) fn check(config: &Config, settings: &Settings) -> Result<Vec<String>, Problem> {
+    let mut warnings = Vec::new();
     let wrong = |key: String, message: String| Problem {
         at: settings.origin(&key),
         key,
@@ -221,19 +258,28 @@ pub(super) fn check(config: &Config, settings: &Settings) -> Result<(), Problem>
             Ok(_) => {}
             Err(why) => return Err(wrong(key, why)),
         }
+        let ignored = match base(handler) {
+            Ok(base) => base.ignored.join(", "),
+            Err(why) => return Err(wrong(key, why)),
+        };
+        if !ignored.is_empty() {
+            let message = format!("baseSpec: {ignored}: not taken from a base");
+            warnings.push(wrong(key, message).to_string());
+        }
     }
     let default = &config.default_handler;
     if default != BUILTIN && !config.handlers.contains_key(default) {
         let why = format!("{default:?} is not among handlers, and not {BUILTIN}");
         return Err(wrong("defaultHandler".to_owned(), why));
     }
-    Ok(())
+    Ok(warnings)
 }
 
 /// Runs every handler's program to see that it does, and what it can do.
 ///
 /// # Errors
-/// One problem for each that does not: missing, not executable, not answering within 5 s, failing.
+/// One problem for each that does not: missing, not executable, not answering within 5 s, failing; or whose base cannot
+/// be read any more.
 pub fn probe(config: &Config, settings: &Settings) -> Result<Handlers, Problems> {
     let mut handlers = Handlers {
         default: config.default_handler.clone(),
@@ -289,6 +335,8 @@ fn ready(handler: &Handler) -> Result<Ready, String> {
         privileged_without_host_devices: handler.privileged_without_host_devices,
         cgroup_writable: handler.cgroup_writable,
         annotations: handler.annotations.clone(),
+        base: Arc::new(base(handler)?),
+        cni_conf_dir: handler.cni_conf_dir.clone().map(|dir| dir.0),
     })
 }
 

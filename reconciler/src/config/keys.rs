@@ -266,14 +266,18 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         path: "handlers.*",
-        kind: "a map: binary, options, privilegedWithoutHostDevices, cgroupWritable, annotations",
+        kind: "a map: binary, options, privilegedWithoutHostDevices, cgroupWritable, annotations, baseSpec, cniConfDir",
         example: "runc: {binary: runc, annotations: [io.example.*]}",
         when: When::Next,
         meaning: "What makes a pod's containers, by the name that a RuntimeClass has for it. binary: an OCI runtime's \
                   absolute path, or its name in PATH, or builtin, the executor within the shim; options: its global \
                   arguments; privilegedWithoutHostDevices: a privileged container gets no device nodes of the host; \
                   cgroupWritable: on cgroup v2, a container may write in its own cgroup; annotations: patterns (* and \
-                  ?) of those of pods and containers that the OCI configuration gets.",
+                  ?) of those of pods and containers that the OCI configuration gets; baseSpec: the absolute path of \
+                  an OCI config.json, which decides what a request leaves open (environment, working directory, \
+                  rlimits, more mounts, hooks, annotations, sysctls, devices, limits), read at start and reload; \
+                  cniConfDir: the absolute path of a directory with the CNI configuration of its pods, instead of \
+                  network.cniConfDir.",
         check: of::<Handler>,
         ..KEY
     },

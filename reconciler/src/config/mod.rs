@@ -122,7 +122,7 @@ pub struct Settings {
 pub struct Loaded {
     pub config: Config,
     pub settings: Settings,
-    /// What still works and should be written otherwise.
+    /// What still works and should be written otherwise, or does not do what it seems to.
     pub warnings: Vec<String>,
 }
 
@@ -206,7 +206,8 @@ pub fn load(files: &[PathBuf], overrides: &[Override]) -> Result<Loaded, Problem
     }
     if problems.is_empty() {
         match typed::build(&settings) {
-            Ok(config) => {
+            Ok((config, more)) => {
+                warnings.extend(more);
                 return Ok(Loaded {
                     config,
                     settings,

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// An OCI configuration that says little.
+const BASE: &str = r#"{"ociVersion": "1.0.2", "process": {"env": ["A=1"]}}"#;
+
 /// Loads files of these names and texts, in this order, below a directory that stands as DIR in the texts.
 fn load_all(files: &[(&str, &str)], overrides: &[Override]) -> (Result<Loaded, String>, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -23,6 +26,10 @@ fn one(text: &str) -> Result<Loaded, String> {
 
 #[test]
 fn every_key_is_the_table_s_and_the_struct_s() {
+    let base = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(base.path(), BASE).unwrap();
+    let handler = format!("{{binary: builtin, cniConfDir: /c, baseSpec: {}}}", base.path().display());
+    let handler = serde_yaml::from_str::<Value>(&handler).unwrap();
     let mut settings = Settings::default();
     for key in keys::KEYS {
         let example = serde_yaml::from_str::<Value>(key.example).unwrap();
@@ -35,7 +42,7 @@ fn every_key_is_the_table_s_and_the_struct_s() {
                 let (name, value) = example.as_mapping().unwrap().iter().next().unwrap();
                 let value = match section {
                     // The program need not be here.
-                    "handlers." => serde_yaml::from_str("{binary: builtin}").unwrap(),
+                    "handlers." => handler.clone(),
                     _ => value.clone(),
                 };
                 (format!("{section}{}", name.as_str().unwrap()), value)
@@ -47,7 +54,7 @@ fn every_key_is_the_table_s_and_the_struct_s() {
         settings.put(path, Setting { value, origin });
     }
     // Unknown fields are refused by it, and so are missing ones, but for options.
-    let config = typed::build(&settings).unwrap();
+    let (config, _) = typed::build(&settings).unwrap();
     let debug = format!("{config:?}").replace("Tls { cert: None, key: None }", "");
     // What is an option there has no default here and was given its example above.
     assert!(!debug.contains("None"), "a field without a key: {debug}");
@@ -290,6 +297,18 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
             "a pattern is text",
         ),
         (
+            "handlers:\n  kata: {binary: builtin, baseSpec: /absent/base.json}\n",
+            "c.yaml:2:3: handlers.kata: baseSpec /absent/base.json: No such file",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, baseSpec: base.json}}\n",
+            "handlers.kata: \"base.json\" is not an absolute path",
+        ),
+        (
+            "handlers: {kata: {binary: builtin, cniConfDir: net.d}}\n",
+            "handlers.kata: \"net.d\" is not an absolute path",
+        ),
+        (
             "defaultHandler: kata\n",
             "c.yaml:1:1: defaultHandler: \"kata\" is not among handlers",
         ),
@@ -310,6 +329,33 @@ fn a_mistake_is_told_with_its_place_and_what_was_meant() {
         let error = one(text).unwrap_err();
         assert!(error.contains(words), "{text:?}: {error}");
     }
+}
+
+#[test]
+fn a_base_is_read_with_the_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("base.json");
+    let read = |base: &str, binary: &str| {
+        std::fs::write(&path, base).unwrap();
+        one(&format!("handlers:\n  kata:\n    binary: {binary}\n    baseSpec: {}\n", path.display()))
+    };
+    assert_eq!(read(BASE, "builtin").unwrap().warnings, [] as [String; 0]);
+    let error = read("{}", "builtin").unwrap_err();
+    let why = format!("c.yaml:2:3: handlers.kata: baseSpec {}: it is not an OCI", path.display());
+    assert!(error.contains(&why), "{error}");
+    let late = r#"{"ociVersion": "1.0.2", "hooks": {"poststop": [{"path": "/x"}]}}"#;
+    assert!(read(late, "builtin").unwrap_err().contains("none of poststart and poststop"));
+    assert!(read(late, "/bin/true").is_ok());
+    let seccomp = r#"{"ociVersion": "1.0.2", "linux": {"seccomp": {"defaultAction": "SCMP_ACT_ERRNO"}}}"#;
+    let warnings = read(seccomp, "builtin").unwrap().warnings.join("");
+    assert!(warnings.ends_with("c.yaml:2:3: handlers.kata: baseSpec: linux.seccomp: not taken from a base"), "{warnings}");
+    // What it says is kept with the handler.
+    let loaded = read(BASE, "builtin").unwrap();
+    let handlers = handlers::probe(&loaded.config, &loaded.settings).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(handlers.of("kata").unwrap().base.env, ["A=1"]);
+    let gone = handlers::probe(&loaded.config, &loaded.settings).unwrap_err();
+    assert!(gone.to_string().contains("No such file"), "{gone}");
 }
 
 #[test]

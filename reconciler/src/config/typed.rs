@@ -120,8 +120,8 @@ pub struct OomScores {
     pub shims: Option<OomScore>,
 }
 
-/// The whole, each of its values checked before, and what only the whole can tell.
-pub fn build(settings: &Settings) -> Result<Config, Problem> {
+/// The whole, each of its values checked before, and what only the whole can tell; with warnings.
+pub fn build(settings: &Settings) -> Result<(Config, Vec<String>), Problem> {
     let config: Config = serde_yaml::from_value(settings.tree()).map_err(|e| Problem {
         at: Origin::Default,
         key: String::new(),
@@ -155,7 +155,7 @@ pub fn build(settings: &Settings) -> Result<Config, Problem> {
         }
         _ => {}
     }
-    handlers::check(&config, settings)?;
+    let warnings = handlers::check(&config, settings)?;
     // What could not be used is told now, not at each use.
     tls.identity().map_err(|e| wrong("streaming.tls.cert", e.to_string()))?;
     let cx = seccomp::Context {
@@ -166,7 +166,7 @@ pub fn build(settings: &Settings) -> Result<Config, Problem> {
     };
     seccomp::filter(Some(&config.containers.seccomp.0), false, &cx)
         .map_err(|e| wrong("containers.seccomp", e.to_string()))?;
-    Ok(config)
+    Ok((config, warnings))
 }
 
 impl Config {

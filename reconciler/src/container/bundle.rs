@@ -13,7 +13,6 @@ use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
 use super::{Stand, cgroup_path, dir, image_volumes, seccomp, volumes};
-use crate::config::Live;
 use crate::config::handlers::{Program, Ready};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
@@ -128,7 +127,7 @@ impl Stage<ContainerKind> for Bundle {
         let host = host(object).await?;
         // Settled here: what was made for one runtime is not run by another, however the configuration changes.
         let live = cx.live();
-        let handler = handler(&live, &sandbox)?;
+        let handler = sandbox::handler(&live, &sandbox)?;
         let (spec, filter) = configure(cx, &sandbox, object, &stand, &host, handler).await?;
         let dir = path(&cx.world.paths, object);
         let files = &cx.world.files;
@@ -159,12 +158,6 @@ impl Stage<ContainerKind> for Bundle {
             .unlink(&path(&cx.world.paths, object).join("config.json"))?;
         Ok(Undone::Done)
     }
-}
-
-fn handler<'a>(live: &'a Live, sandbox: &PodSandbox) -> Result<&'a Ready> {
-    let name = &sandbox.spec.runtime_handler;
-    let missing = || Error::Refused(format!("spec.runtimeHandler: {name:?} is not configured on this node"));
-    live.handlers.of(name).ok_or_else(missing)
 }
 
 /// The program that the bundle was made for; `None` is the executor within the shim.
@@ -269,6 +262,7 @@ async fn configure(
         handler: spec::Handler {
             privileged_without_host_devices: handler.privileged_without_host_devices,
             cgroup_writable: handler.cgroup_writable,
+            base: handler.base.clone(),
             foreign,
         },
         rlimits: live.rlimits.clone(),

@@ -21,6 +21,7 @@ use state::Store;
 use state::store::Opened;
 
 use crate::config::Live;
+use crate::error::Result;
 use crate::session::Turns;
 use crate::world::World;
 use trigger::Queues;
@@ -74,7 +75,13 @@ impl Context {
         self.live.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn set_live(&self, live: Live) {
+    /// From here on these settings are in force. Must run within the runtime.
+    ///
+    /// # Errors
+    /// If a handler's CNI directory cannot be watched; then the old ones are.
+    pub fn set_live(&self, live: Live) -> Result<()> {
+        self.world.network.use_conf_dirs(&live.handlers.cni_conf_dirs())?;
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+        Ok(())
     }
 }

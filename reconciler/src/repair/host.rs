@@ -98,9 +98,10 @@ fn descriptors() -> Option<Finding> {
     })
 }
 
-fn cni(cx: &Context) -> Option<Finding> {
-    let (dir, why) = cx.world.network.misconfigured()?;
-    Some(Finding::new("cni", Severity::Human, dir.display().to_string(), why))
+fn cni(cx: &Context) -> Vec<Finding> {
+    let all = cx.world.network.misconfigured().into_iter();
+    all.map(|(dir, why)| Finding::new("cni", Severity::Human, dir.display().to_string(), why))
+        .collect()
 }
 
 /// Lines of `hosts.toml` and files beside it that are not used.

@@ -25,6 +25,8 @@ pub use cgroup::path as cgroup_path;
 pub use files::paths as files;
 pub use netns::{pins, user_namespace};
 
+use crate::config::Live;
+use crate::config::handlers::Ready;
 use crate::engine::pass::{Height, Staged, Summary};
 use crate::engine::record::{Placed, Record};
 use crate::engine::stage::{AnyStage, Listed, Why};
@@ -50,6 +52,16 @@ pub fn shares_pid(spec: &SandboxSpec) -> bool {
 
 pub fn host_network(spec: &SandboxSpec) -> bool {
     spec.namespaces.network == NamespaceMode::Node
+}
+
+/// The row of the handler table that a sandbox is made by.
+///
+/// # Errors
+/// If its handler is not configured (any more).
+pub fn handler<'a>(live: &'a Live, object: &PodSandbox) -> Result<&'a Ready> {
+    let name = &object.spec.runtime_handler;
+    let missing = || Error::Refused(format!("spec.runtimeHandler: {name:?} is not configured on this node"));
+    live.handlers.of(name).ok_or_else(missing)
 }
 
 /// What a sandbox's directory tells.

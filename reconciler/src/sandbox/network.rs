@@ -1,5 +1,7 @@
 //! Stage `network`: addresses, routes and host ports, from CNI or the built-in bridge.
 
+use std::path::PathBuf;
+
 use state::PodSandbox;
 use state::sandbox::{Protocol, SandboxKind, SandboxStatus};
 
@@ -58,8 +60,21 @@ pub fn want(cx: &Context, object: &PodSandbox) -> Result<Want> {
         },
         annotations: object.meta.annotations.clone(),
         cgroup_parent: spec.cgroup_parent.clone(),
+        // What stands goes by its attachment; see `conf_dir`.
+        cni_conf_dir: None,
         from_cri: object.meta.owner.is_none(),
     })
+}
+
+/// The CNI directory of the sandbox's handler, if it has its own.
+///
+/// What was given already is repaired by its attachment, whatever has become of the handler.
+fn conf_dir(cx: &Context, object: &PodSandbox, want: &Want) -> Result<Option<PathBuf>> {
+    match super::handler(&cx.live(), object) {
+        Ok(handler) => Ok(handler.cni_conf_dir.clone()),
+        Err(_) if cx.world.network.attachment(&want.dir)?.is_some() => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 impl Stage<SandboxKind> for Network {
@@ -111,7 +126,9 @@ impl Stage<SandboxKind> for Network {
     async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
         // A CIDR that was just told counts for the first pod.
         crate::node::tell_network(cx);
-        let attachment = cx.world.network.ensure(&want(cx, object)?).await?;
+        let mut want = want(cx, object)?;
+        want.cni_conf_dir = conf_dir(cx, object, &want)?;
+        let attachment = cx.world.network.ensure(&want).await?;
         tracing::info!(ip = ?attachment.ips().0, "network attached");
         Ok(())
     }

@@ -12,6 +12,7 @@
 pub mod linux;
 pub mod paths;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -217,9 +218,17 @@ pub trait Network: Send + Sync {
     async fn mend(&self) -> network::Result<()> {
         Ok(())
     }
-    /// The directory of a CNI configuration that cannot be used, and why.
-    fn misconfigured(&self) -> Option<(PathBuf, String)> {
-        None
+    /// The directories of CNI configurations that cannot be used, and why.
+    fn misconfigured(&self) -> Vec<(PathBuf, String)> {
+        Vec::new()
+    }
+    /// The CNI directories that runtime handlers have of their own, from now on: those and no others are followed. Must
+    /// run within the runtime.
+    ///
+    /// # Errors
+    /// If one cannot be watched; then nothing has changed.
+    fn use_conf_dirs(&self, _: &BTreeSet<PathBuf>) -> network::Result<()> {
+        Ok(())
     }
     /// At start, once: makes what pods share anew from the attachments on disk.
     async fn sync_node(&self) -> network::Result<()>;

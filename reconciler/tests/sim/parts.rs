@@ -604,6 +604,7 @@ impl Network for Part {
             gateways: Vec::new(),
             ports: want.ports.clone(),
             cni: Some(Cni {
+                conf_dir: want.cni_conf_dir.clone(),
                 conflist: json!({ "name": "sim" }),
                 args: String::new(),
                 capabilities: Default::default(),

@@ -137,11 +137,12 @@ impl Reloader {
         if changed("logLevel") {
             logging::change(filter(config, serve::LOG)?)?;
         }
+        let told = told(config, &handlers);
+        self.cx.set_live(config.live(handlers))?;
         let world = &self.cx.world;
         world.images.reconfigure(config.registries());
         world.shims.set_oom_score(config.oom_score.shims.map(|score| score.0));
-        *self.told.write().unwrap_or_else(PoisonError::into_inner) = told(config, &handlers);
-        self.cx.set_live(config.live(handlers));
+        *self.told.write().unwrap_or_else(PoisonError::into_inner) = told;
         if changed("oomScore.daemon") {
             self.set_oom_score(config);
         }

@@ -45,8 +45,9 @@ pub fn nodes(input: &Input) -> (Vec<LinuxDevice>, Vec<Mount>) {
 fn wanted<'a>(input: &'a Input) -> impl Iterator<Item = (&'a DeviceNode, PathBuf)> {
     let all = input.container.spec.security.privileged && !input.handler.privileged_without_host_devices;
     let host = if all { &input.host.devices[..] } else { &[] };
-    let host = host.iter().map(|node| (node, node.path.clone()));
-    host.chain(asked(input).map(|device| (&device.node, super::mounts::clean(&device.container_path))))
+    let given = host.iter().chain(&input.handler.base.devices);
+    let given = given.map(|node| (node, node.path.clone()));
+    given.chain(asked(input).map(|device| (&device.node, super::mounts::clean(&device.container_path))))
 }
 
 /// Named by the request: by CDI name, then by path, which wins.
@@ -74,7 +75,7 @@ fn typ(kind: DeviceKind) -> LinuxDeviceType {
     }
 }
 
-/// Deny all, then allow what every container may use and what was asked for. Privileged: allow all, unless the host's
+/// Deny all, then the rules of the handler's base, then allow what every container may use and what was asked for. Privileged: allow all, unless the host's
 /// nodes are kept from it, which it could make itself.
 pub fn rules(input: &Input) -> Vec<LinuxDeviceCgroup> {
     if input.container.spec.security.privileged && !input.handler.privileged_without_host_devices {
@@ -82,6 +83,7 @@ pub fn rules(input: &Input) -> Vec<LinuxDeviceCgroup> {
     }
     let char = Some(LinuxDeviceType::C);
     let mut rules = vec![rule(false, None, None, None, "rwm")];
+    rules.extend(input.handler.base.resources.devices().iter().flatten().cloned());
     // Making a node is harmless as long as it cannot be opened.
     rules.push(rule(true, char, None, None, "m"));
     rules.push(rule(true, Some(LinuxDeviceType::B), None, None, "m"));

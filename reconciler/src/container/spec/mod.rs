@@ -3,7 +3,7 @@
 //! ```text
 //! PodSandbox + Container + image config + user        HostFacts::read (once, and when a node is asked)
 //!            |                                               |
-//!            |     resolve_mounts, resolve_devices, cdi::resolve
+//!            |     resolve_mounts, resolve_devices, cdi::resolve, Base::read
 //!            v                                               v
 //!          build ── process namespaces mounts devices security resources ──> oci_spec::runtime::Spec
 //! ```
@@ -17,6 +17,7 @@
 //! outside `/dev` and in a user namespace (bind mounts instead), and a swap limit that comes to zero on cgroup v2
 //! (written through `unified`). For another one ([`Foreign`]) it writes the first two, and `linux.seccomp`.
 
+pub mod base;
 pub mod capability;
 pub mod cdi;
 pub mod device_filter;
@@ -33,8 +34,9 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use oci_spec::runtime::{Hooks, Linux, LinuxSeccomp, Root, Spec};
+use oci_spec::runtime::{Linux, LinuxSeccomp, Root, Spec};
 use state::container::Container;
 use state::image::ImageConfig;
 use state::sandbox::PodSandbox;
@@ -42,6 +44,7 @@ use state::sandbox::PodSandbox;
 use crate::config::handlers::Features;
 use crate::config::values::Rlimits;
 
+pub use base::Base;
 pub use host::{DeviceNode, HostFacts, ResolvedDevice, ResolvedMount, resolve_devices, resolve_mounts};
 pub use mounts::clean;
 
@@ -92,6 +95,8 @@ pub struct Handler {
     pub privileged_without_host_devices: bool,
     /// On cgroup v2, an unprivileged container may write in its own cgroup.
     pub cgroup_writable: bool,
+    /// Decides what the request and the rules here leave open.
+    pub base: Arc<Base>,
     /// Present for another OCI runtime than the one within the shim.
     pub foreign: Option<Foreign>,
 }
@@ -190,7 +195,7 @@ pub fn build(input: &Input) -> Result<Spec> {
         .set_process(Some(process::process(input)?))
         .set_mounts(Some(mounts::mounts(input, bound)?))
         .set_hostname(None)
-        .set_hooks((input.cdi.hooks != Hooks::default()).then(|| input.cdi.hooks.clone()))
+        .set_hooks(input.handler.base.hooks(&input.cdi.hooks))
         .set_annotations(Some(annotations(input)))
         .set_linux(Some(linux(input, nodes)?));
     Ok(spec)
@@ -198,7 +203,8 @@ pub fn build(input: &Input) -> Result<Spec> {
 
 fn linux(input: &Input, nodes: Vec<oci_spec::runtime::LinuxDevice>) -> Result<Linux> {
     let spec = &input.container.spec;
-    let mut resources = resources::linux_resources(&spec.resources, input.host)?;
+    let base = &input.handler.base;
+    let mut resources = base.complete(resources::linux_resources(&spec.resources, input.host)?, input.host)?;
     resources.set_devices(Some(devices::rules(input)));
     let (uids, gids) = namespaces::mappings(input);
     let mut linux = Linux::default();
@@ -206,6 +212,7 @@ fn linux(input: &Input, nodes: Vec<oci_spec::runtime::LinuxDevice>) -> Result<Li
         .set_uid_mappings(uids)
         .set_gid_mappings(gids)
         .set_resources(Some(resources))
+        .set_sysctl(base.sysctls(input))
         .set_cgroups_path(Some(PathBuf::from(&input.cgroup_path)))
         .set_namespaces(Some(namespaces::namespaces(input)))
         .set_devices(Some(nodes))
@@ -234,7 +241,8 @@ fn annotations(input: &Input) -> HashMap<String, String> {
         ("container-name", &input.container.spec.name),
         ("image-name", input.image_ref),
     ];
-    let mut all: HashMap<_, _> = input.annotations.clone().into_iter().collect();
+    let mut all = input.handler.base.annotations.clone();
+    all.extend(input.annotations.clone());
     all.extend(ours.map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value.to_string())));
     all
 }

@@ -1,4 +1,5 @@
-//! The mount table (CRI `Mount`, OCI config `mounts`): base, the sandbox's files, volumes, the request's.
+//! The mount table (CRI `Mount`, OCI config `mounts`): ours, the sandbox's files, volumes, the request's, and more of
+//! the handler's base.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -39,11 +40,11 @@ pub fn mounts(input: &Input, devices: Vec<Mount>) -> Result<Vec<Mount>> {
     let own_dev = !taken(Path::new("/dev"));
     let own_cgroup = !taken(Path::new("/sys/fs/cgroup"));
 
-    let mut all = base(input);
-    all.retain(|mount| {
-        let path = mount.destination();
+    let fits = |path: &Path| {
         (own_dev || !below_dev(path)) && (own_cgroup || !path.starts_with("/sys/fs/cgroup")) && !taken(path)
-    });
+    };
+    let mut all = ours(input);
+    all.retain(|mount| fits(mount.destination()));
     all.extend(
         of_sandbox(input)
             .into_iter()
@@ -51,6 +52,10 @@ pub fn mounts(input: &Input, devices: Vec<Mount>) -> Result<Vec<Mount>> {
             .filter(|mount| !taken(mount.destination())),
     );
     all.extend(devices.into_iter().filter(|mount| !taken(mount.destination())));
+    let here = |mount: &&Mount| all.iter().any(|other| other.destination() == mount.destination());
+    let more = input.handler.base.mounts.iter();
+    let more: Vec<_> = more.filter(|mount| fits(mount.destination()) && !here(mount)).cloned().collect();
+    all.extend(more);
     all.extend(wished);
     all.sort_by_key(|mount| mount.destination().components().count());
     Ok(all)
@@ -98,7 +103,7 @@ pub fn bind<const N: usize>(path: &Path, source: &Path, options: [&str; N]) -> M
     mount
 }
 
-fn base(input: &Input) -> Vec<Mount> {
+fn ours(input: &Input) -> Vec<Mount> {
     let access = if input.container.spec.security.privileged {
         "rw"
     } else {
@@ -293,7 +298,11 @@ fn check_image(wish: &Wish) -> std::result::Result<(), (&'static str, &'static s
     }
 }
 
-fn check_proc(path: &Path, source: &Path) -> std::result::Result<(), String> {
+/// Whether something may be mounted at a path of `/proc`.
+///
+/// # Errors
+/// Why not.
+pub fn check_proc(path: &Path, source: &Path) -> std::result::Result<(), String> {
     if !path.starts_with("/proc") || PROC_FILES.iter().any(|file| path == Path::new(file)) {
         return Ok(());
     }

@@ -37,14 +37,17 @@ pub fn process(input: &Input) -> Result<Process> {
     Ok(process)
 }
 
-/// Without any, a container inherits the daemon's, which the unit file sets.
+/// The handler's, then those of all containers. Without any, a container inherits the daemon's, which the unit file
+/// sets.
 fn rlimits(input: &Input) -> Option<Vec<PosixRlimit>> {
+    let of_base = &input.handler.base.rlimits;
     let limits = input.rlimits.iter().filter_map(|(name, wish)| {
         let kind = format!("RLIMIT_{}", name.to_uppercase());
         // Its fields have no setters.
-        serde_json::from_value(json!({ "type": kind, "soft": wish.soft, "hard": wish.hard })).ok()
+        serde_json::from_value::<PosixRlimit>(json!({ "type": kind, "soft": wish.soft, "hard": wish.hard })).ok()
     });
-    Some(limits.collect()).filter(|all: &Vec<_>| !all.is_empty())
+    let limits = limits.filter(|limit| !of_base.iter().any(|other| other.typ() == limit.typ()));
+    Some(limits.chain(of_base.iter().copied()).collect()).filter(|all: &Vec<_>| !all.is_empty())
 }
 
 /// The request's command stands for the image's entrypoint, its args for the image's cmd; a new command drops both.
@@ -70,7 +73,7 @@ fn args(input: &Input) -> Result<Vec<String>> {
     Ok(args)
 }
 
-/// Defaults, then the image's, then the request's: a later value of a key replaces the earlier one in its place.
+/// The handler's base, defaults, then the image's, then the request's: a later value of a key replaces the earlier one in its place.
 fn env(input: &Input) -> Result<Vec<String>> {
     let spec = &input.container.spec;
     let sandbox = &input.sandbox.spec.hostname;
@@ -80,15 +83,17 @@ fn env(input: &Input) -> Result<Vec<String>> {
         sandbox
     };
     let mut all = Vec::new();
+    let add = |all: &mut Vec<String>, pair: &str| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        set(all, key, value);
+    };
+    input.handler.base.env.iter().for_each(|pair| add(&mut all, pair));
     set(&mut all, "PATH", PATH);
     if spec.tty {
         set(&mut all, "TERM", "xterm");
     }
     set(&mut all, "HOSTNAME", hostname);
-    for pair in &input.image.env {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        set(&mut all, key, value);
-    }
+    input.image.env.iter().for_each(|pair| add(&mut all, pair));
     for (i, var) in spec.env.iter().enumerate() {
         if var.name.is_empty() || var.name.contains('=') {
             return Err(SpecError::invalid(
@@ -98,10 +103,7 @@ fn env(input: &Input) -> Result<Vec<String>> {
         }
         set(&mut all, &var.name, &var.value);
     }
-    for pair in &input.cdi.env {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        set(&mut all, key, value);
-    }
+    input.cdi.env.iter().for_each(|pair| add(&mut all, pair));
     if !all.iter().any(|pair| pair.starts_with("HOME=")) {
         set(
             &mut all,
@@ -131,7 +133,7 @@ fn set(all: &mut Vec<String>, key: &str, value: &str) {
 fn cwd(input: &Input) -> Result<String> {
     let own = &input.container.spec.working_dir;
     let (field, wish) = match (own.as_str(), input.image.working_dir.as_str()) {
-        ("", "") => return Ok("/".into()),
+        ("", "") => return Ok(input.handler.base.cwd.clone().unwrap_or_else(|| "/".into())),
         ("", image) => ("image configuration: WorkingDir", image),
         (own, _) => ("spec.workingDir", own),
     };

@@ -113,6 +113,11 @@ fn hugepages(wish: &Resources, host: &HostFacts) -> Option<Vec<LinuxHugepageLimi
     (!limits.is_empty()).then_some(limits)
 }
 
+/// Whether a file of cgroup v2 is one of a controller, directly in the cgroup.
+pub fn is_limit_file(name: &str) -> bool {
+    name.contains('.') && !name.contains('/') && !name.starts_with("cgroup.") && !name.starts_with('.')
+}
+
 /// Raw cgroup v2 files, written last. The core files (`cgroup.*`) are the runtime's own.
 fn unified(wish: &Resources, host: &HostFacts) -> Result<HashMap<String, String>> {
     if !wish.unified.is_empty() && !host.cgroup_v2 {
@@ -120,7 +125,7 @@ fn unified(wish: &Resources, host: &HostFacts) -> Result<HashMap<String, String>
         return Err(SpecError::unsupported("spec.resources.unified", reason));
     }
     for name in wish.unified.keys() {
-        if name.contains('/') || !name.contains('.') || name.starts_with("cgroup.") || name.starts_with('.') {
+        if !is_limit_file(name) {
             return Err(SpecError::invalid(
                 format!("spec.resources.unified[{name}]"),
                 "is not the name of a controller's file, such as memory.high",

@@ -37,6 +37,68 @@ fn hooks_that_nobody_runs_are_refused() {
     hooked(Some(Foreign::default())).gives(&[("/hooks/poststop/0/path", json!("/bin/hook"))]);
 }
 
+fn base(part: Value) -> std::sync::Arc<Base> {
+    let mut whole = part;
+    whole["ociVersion"] = "1.0.2".into();
+    Base::parse(whole.to_string().as_bytes()).unwrap().into()
+}
+
+#[test]
+fn hooks_of_the_base_come_first() {
+    Case::with(|case| {
+        let mut hook = oci_spec::runtime::Hook::default();
+        hook.set_path("/bin/device".into());
+        case.cdi.hooks.set_poststop(Some(vec![hook]));
+        case.handler.base = base(json!({"hooks": {"poststop": [{"path": "/b"}], "prestart": [{"path": "/p"}]}}));
+        case.handler.foreign = Some(Foreign::default());
+    })
+    .gives(&[
+        ("/hooks/poststop", json!([{"path": "/b"}, {"path": "/bin/device"}])),
+        ("/hooks/prestart", json!([{"path": "/p"}])),
+    ]);
+}
+
+/// A namespace of the host's is not the base's to change.
+#[test]
+fn sysctls_of_the_base_need_a_namespace_of_the_pod() {
+    let sysctls = json!({"linux": {"sysctl": {"net.core.somaxconn": "7", "kernel.sem": "1 2 3 4"}}});
+    let host = Case::with(|case| {
+        case.handler.base = base(sysctls.clone());
+        case.host_network = true;
+    });
+    host.gives(&[("/linux/sysctl", json!({"kernel.sem": "1 2 3 4"}))]);
+    let asked = Case::with(|case| {
+        case.handler.base = base(sysctls);
+        case.sandbox.sysctls = [("net.core.somaxconn".into(), "8".into()), ("kernel.sem".into(), "9".into())].into();
+    });
+    asked.gives(&[("/linux/sysctl", Value::Null)]);
+}
+
+#[test]
+fn devices_of_the_base() {
+    let device = json!({"path": "/dev/b", "type": "b", "major": 8, "minor": 1});
+    let rule = json!({"allow": true, "type": "b", "major": 8, "minor": 1, "access": "r"});
+    let given = base(json!({"linux": {"devices": [device], "resources": {"devices": [rule]}}}));
+    let node = json!({"path": "/dev/b", "type": "b", "major": 8, "minor": 1, "fileMode": 0o666, "uid": 0, "gid": 0});
+    Case::with(|case| case.handler.base = given.clone()).gives(&[
+        ("/linux/devices", json!([node])),
+        ("/linux/resources/devices/0/allow", json!(false)),
+        ("/linux/resources/devices/1", rule),
+        ("/linux/resources/devices/2/access", json!("m")),
+    ]);
+    let privileged = Case::with(|case| {
+        case.handler.base = given.clone();
+        (case.container.security.privileged, case.sandbox.security.privileged) = (true, true);
+    });
+    let all = json!([{"allow": true, "access": "rwm"}]);
+    privileged.gives(&[("/linux/devices/1/path", json!("/dev/b")), ("/linux/resources/devices", all)]);
+    let mut mapped = in_userns();
+    mapped.handler.base = given;
+    let config = mapped.build().unwrap();
+    assert_eq!(config["linux"]["devices"], json!([]));
+    assert_eq!(at(&config, "/dev/b").unwrap().0, "/dev/b");
+}
+
 fn in_userns() -> Case {
     Case::with(|case| {
         let one = vec![IdMapping {

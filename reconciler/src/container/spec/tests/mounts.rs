@@ -4,6 +4,43 @@ use state::container::Propagation;
 
 use super::*;
 
+/// They stand where nothing else is mounted.
+#[test]
+fn mounts_of_the_base_are_the_least() {
+    let tmpfs = |path: &str| json!({"destination": path, "type": "tmpfs", "source": "base"});
+    let all: Vec<_> = ["/data", "/more/deep", "/more", "/etc/hosts", "/dev/x", "/vol", "/run", "/sys/fs/cgroup/x"]
+        .map(tmpfs)
+        .into();
+    let base = json!({"ociVersion": "1.0.2", "mounts": all});
+    let base = std::sync::Arc::new(Base::parse(base.to_string().as_bytes()).unwrap());
+    let build = |wish: &[&str]| {
+        let case = Case::with(|case| {
+            case.handler.base = base.clone();
+            case.container.mounts = wish.iter().map(|path| mount(path)).collect();
+            case.volumes = [("/vol".to_owned(), "/volumes/1".into())].into();
+        });
+        case.build().unwrap()
+    };
+    let source = |config: &Value, path: &str| at(config, path).map(|(source, _)| source);
+    let config = build(&["/data"]);
+    for (path, want) in [
+        ("/data", Some("/data")),
+        ("/more", Some("base")),
+        ("/more/deep", Some("base")),
+        ("/etc/hosts", Some("/s/hosts")),
+        ("/dev/x", Some("base")),
+        ("/vol", Some("/volumes/1")),
+        ("/run", None),
+        ("/sys/fs/cgroup/x", Some("base")),
+    ] {
+        assert_eq!(source(&config, path).as_deref(), want, "{path}");
+    }
+    let place = |path: &str| config["mounts"].as_array().unwrap().iter().position(|m| m["destination"] == path);
+    assert!(place("/more") < place("/more/deep"));
+    let config = build(&["/dev", "/sys/fs/cgroup"]);
+    assert_eq!((source(&config, "/dev/x"), source(&config, "/sys/fs/cgroup/x")), (None, None));
+}
+
 #[test]
 fn the_requests_mounts_replace_and_are_sorted() {
     let config = Case::with(|case| {

@@ -66,6 +66,9 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cni {
+    /// The directory of the runtime handler's own that the list was read from; absent: the node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conf_dir: Option<PathBuf>,
     /// The whole network configuration list.
     pub conflist: Value,
     /// `CNI_ARGS`.

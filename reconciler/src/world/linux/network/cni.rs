@@ -2,13 +2,12 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use shim::fault;
 
 use super::attachment::{Attachment, Cni as Stored, Kind, boot_id};
-use super::conflist::{Conflist, Plugin};
+use super::conflist::{Conflist, Loaded, Plugin};
 use super::error::{Error, Result};
 use super::links::Links;
 use super::plugin::{Environment, Runner, Verb, netns_text};
@@ -27,12 +26,12 @@ impl Cni {
     }
 
     /// Gives a sandbox its network. `have` is what it was given before: kept if whole, else taken back and given anew
-    /// by the same plugins. `list` is today's configuration, for a sandbox that has none yet.
+    /// by the same plugins. `today` is the configuration that counts for a sandbox that has none yet.
     pub async fn ensure(
         &self,
         want: &Want,
         have: Option<Attachment>,
-        list: Option<Arc<Conflist>>,
+        today: Loaded,
     ) -> Result<Attachment> {
         let mut attachment = match have {
             Some(have) => {
@@ -49,7 +48,7 @@ impl Cni {
                 }
             }
             None => {
-                let list = list.ok_or_else(|| Error::NotReady("no CNI configuration is loaded".into()))?;
+                let list = today.map_err(Error::NotReady)?;
                 begin(want, &list)?
             }
         };
@@ -188,6 +187,7 @@ impl Cni {
 impl Stored {
     fn empty() -> Stored {
         Stored {
+            conf_dir: None,
             conflist: Value::Null,
             args: String::new(),
             capabilities: Map::new(),
@@ -213,6 +213,7 @@ fn begin(want: &Want, list: &Conflist) -> Result<Attachment> {
         gateways: Vec::new(),
         ports: want.ports.iter().filter(|p| p.host_port != 0).cloned().collect(),
         cni: Some(Stored {
+            conf_dir: want.cni_conf_dir.clone(),
             conflist: list.raw.clone(),
             args: arguments(want),
             capabilities: capabilities(want)?,

@@ -111,15 +111,22 @@ fn text(object: &Map<String, Value>, field: &str) -> std::result::Result<String,
     value.ok_or_else(|| format!("{field}: missing, or not a string"))
 }
 
+fn is_one(file: &Path) -> bool {
+    file.extension()
+        .is_some_and(|e| e == "conf" || e == "conflist" || e == "json")
+}
+
+/// Whether a directory has any file that would count.
+pub fn has_files(dir: &Path) -> bool {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|file| is_one(&file))
+}
+
 /// Loads the first configuration of a directory, by name. A broken first file is an error: to pass over it would give
 /// pods another network than the administrator meant.
 pub fn load(dir: &Path) -> std::result::Result<Conflist, String> {
     let entries = fs::read_dir(dir).map_err(|e| format!("no CNI configuration: cannot list {}: {e}", dir.display()))?;
-    let mut files: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
-    files.retain(|f| {
-        f.extension()
-            .is_some_and(|e| e == "conf" || e == "conflist" || e == "json")
-    });
+    let mut files: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|f| is_one(f)).collect();
     files.sort();
     let Some(file) = files.first() else {
         return Err(format!(
@@ -146,7 +153,8 @@ fn read(file: &Path) -> std::result::Result<Conflist, String> {
     Conflist::parse(serde_json::from_slice(&bytes).map_err(|e| e.to_string())?)
 }
 
-type Loaded = std::result::Result<Arc<Conflist>, String>;
+/// A configuration, or why there is none.
+pub type Loaded = std::result::Result<Arc<Conflist>, String>;
 
 /// inotify as tokio takes it.
 struct Watch(Inotify);
@@ -160,7 +168,6 @@ impl AsRawFd for Watch {
 /// The configuration as it is now, kept so by a watch on its directory.
 pub struct Watched {
     loaded: Arc<RwLock<Loaded>>,
-    changes: watch::Receiver<u64>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -171,8 +178,8 @@ impl Drop for Watched {
 }
 
 impl Watched {
-    /// Loads it, and again on each change. Must run within the runtime.
-    pub fn new(dir: PathBuf) -> Result<Watched> {
+    /// Loads it, and again on each change, which is told by raising `changes`. Must run within the runtime.
+    pub fn new(dir: PathBuf, changes: watch::Sender<u64>) -> Result<Watched> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         let inotify = inotify.map_err(|e| system("watch", dir.display())(e.into()))?;
         // SAFETY: the descriptor is the inotify's own, open until the AsyncFd drops both.
@@ -180,18 +187,12 @@ impl Watched {
         let inotify = inotify.map_err(|e| system("watch", dir.display())(e.into()))?;
         arm(inotify.get_ref(), &dir);
         let loaded = Arc::new(RwLock::new(load(&dir).map(Arc::new)));
-        let (send, changes) = watch::channel(0);
-        let task = tokio::spawn(follow(inotify, dir, loaded.clone(), send));
-        Ok(Watched { loaded, changes, task })
+        let task = tokio::spawn(follow(inotify, dir, loaded.clone(), changes));
+        Ok(Watched { loaded, task })
     }
 
     pub fn get(&self) -> Loaded {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Rises with each change.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.clone()
     }
 }
 
@@ -212,7 +213,7 @@ async fn follow(inotify: AsyncFd<Watch>, dir: PathBuf, loaded: Arc<RwLock<Loaded
         let mut old = loaded.write().unwrap_or_else(PoisonError::into_inner);
         if *old != new {
             match &new {
-                Ok(list) => tracing::info!(network = list.name, "CNI configuration loaded"),
+                Ok(list) => tracing::info!(network = list.name, dir = %dir.display(), "CNI configuration loaded"),
                 Err(why) => tracing::warn!(why, "no CNI configuration"),
             }
             *old = new;
@@ -303,8 +304,8 @@ mod tests {
     async fn changes_are_seen_also_of_a_directory_made_later() {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("a/b");
-        let watched = Watched::new(dir.clone()).unwrap();
-        let mut changes = watched.changes();
+        let (send, mut changes) = watch::channel(0);
+        let watched = Watched::new(dir.clone(), send).unwrap();
         assert!(watched.get().is_err());
         fs::create_dir_all(&dir).unwrap();
         let conf = r#"{"cniVersion":"1.0.0","name":"n","type":"x"}"#;

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ pub use watch::Drift;
 use attachment::Kind;
 use builtin::Builtin;
 use cni::Cni;
-use conflist::Watched;
+use conflist::{Loaded, Watched};
 use plugin::Runner;
 
 /// Who gives the network.
@@ -121,6 +121,9 @@ pub struct Want {
     pub annotations: BTreeMap<String, String>,
     /// For plugins with the capability `cgroupPath`; empty if unknown.
     pub cgroup_parent: String,
+    /// The CNI directory of the sandbox's runtime handler, if it has its own: CNI then gives the network, whatever the
+    /// mode. It counts for a sandbox that has no attachment yet.
+    pub cni_conf_dir: Option<PathBuf>,
     /// The sandbox was asked for through CRI, so `auto` must not give it the bridge.
     pub from_cri: bool,
 }
@@ -177,7 +180,12 @@ pub struct Ready {
 /// The network of one node.
 pub struct Network {
     config: Config,
+    /// The node's CNI configuration.
     configured: Watched,
+    /// Those of runtime handlers, by directory.
+    of_handlers: RwLock<BTreeMap<PathBuf, Watched>>,
+    /// Rises whenever another CNI configuration counts.
+    changes: tokio::sync::watch::Sender<u64>,
     cni: Cni,
     builtin: Builtin,
     /// Why the plugins' STATUS said no, the last time it was asked.
@@ -187,7 +195,8 @@ pub struct Network {
 impl Network {
     /// Loads the CNI configuration and watches it. Must be called within a tokio runtime.
     pub fn new(config: Config) -> Result<Network> {
-        let configured = Watched::new(config.cni_conf_dir.clone())?;
+        let changes = tokio::sync::watch::Sender::new(0);
+        let configured = Watched::new(config.cni_conf_dir.clone(), changes.clone())?;
         let runner = Runner {
             dirs: config.cni_bin_dirs.clone(),
             timeout: config.cni_timeout,
@@ -196,21 +205,36 @@ impl Network {
         Ok(Network {
             config,
             configured,
+            of_handlers: RwLock::default(),
+            changes,
             cni: Cni::new(runner),
             builtin,
             refusal: RwLock::default(),
         })
     }
 
+    /// The CNI configuration that counts for a sandbox which has no network yet.
+    fn today(&self, want: &Want) -> Loaded {
+        let Some(dir) = &want.cni_conf_dir else {
+            return self.configured.get();
+        };
+        let watched = self.of_handlers.read().unwrap_or_else(PoisonError::into_inner);
+        match watched.get(dir) {
+            Some(watched) => watched.get(),
+            // A reload has just taken it from the table.
+            None => conflist::load(dir).map(Arc::new),
+        }
+    }
+
     /// Who gives a sandbox its network: who gave it, else as configured.
-    fn kind(&self, want: &Want, have: Option<&Attachment>) -> Result<Kind> {
-        let loaded = self.configured.get();
-        match (have, self.config.mode, loaded) {
+    fn kind(&self, want: &Want, have: Option<&Attachment>, today: &Loaded) -> Result<Kind> {
+        let own = want.cni_conf_dir.is_some();
+        match (have, self.config.mode, today) {
             (Some(have), ..) => Ok(have.kind),
-            (None, Mode::Builtin, _) => Ok(Kind::Builtin),
+            (None, Mode::Builtin, _) if !own => Ok(Kind::Builtin),
             (None, _, Ok(_)) => Ok(Kind::Cni),
-            (None, Mode::Auto, Err(_)) if !want.from_cri => Ok(Kind::Builtin),
-            (None, _, Err(why)) => Err(Error::NotReady(why)),
+            (None, Mode::Auto, Err(_)) if !own && !want.from_cri => Ok(Kind::Builtin),
+            (None, _, Err(why)) => Err(Error::NotReady(why.clone())),
         }
     }
 
@@ -223,10 +247,32 @@ impl Network {
 #[async_trait]
 impl crate::world::Network for Network {
     fn describe(&self) -> serde_json::Value {
-        match self.configured.get() {
-            Ok(list) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "conflist": list.raw }),
-            Err(why) => serde_json::json!({ "mode": format!("{:?}", self.config.mode), "lastCNILoadStatus": why }),
+        fn told(watched: &Watched) -> serde_json::Value {
+            match watched.get() {
+                Ok(list) => serde_json::json!({ "conflist": list.raw }),
+                Err(why) => serde_json::json!({ "lastCNILoadStatus": why }),
+            }
         }
+        let mut all = told(&self.configured);
+        all["mode"] = format!("{:?}", self.config.mode).into();
+        for (dir, watched) in &*self.of_handlers.read().unwrap_or_else(PoisonError::into_inner) {
+            all["ofHandlers"][dir.display().to_string()] = told(watched);
+        }
+        all
+    }
+
+    fn use_conf_dirs(&self, dirs: &BTreeSet<PathBuf>) -> Result<()> {
+        let mut all = self.of_handlers.write().unwrap_or_else(PoisonError::into_inner);
+        let new = dirs.iter().filter(|dir| !all.contains_key(*dir));
+        let watch = |dir: &PathBuf| Ok((dir.clone(), Watched::new(dir.clone(), self.changes.clone())?));
+        let new = new.map(watch).collect::<Result<Vec<_>>>()?;
+        let before = all.len();
+        all.retain(|dir, _| dirs.contains(dir));
+        if !new.is_empty() || all.len() < before {
+            all.extend(new);
+            self.changes.send_modify(|n| *n += 1);
+        }
+        Ok(())
     }
 
     fn use_pod_cidrs(&self, cidrs: &str) -> Result<()> {
@@ -249,9 +295,10 @@ impl crate::world::Network for Network {
 
     async fn ensure(&self, want: &Want) -> Result<Attachment> {
         let have = Attachment::read(&want.dir)?;
-        match self.kind(want, have.as_ref())? {
+        let today = self.today(want);
+        match self.kind(want, have.as_ref(), &today)? {
             Kind::Builtin => self.builtin.ensure(want, have).await,
-            Kind::Cni => self.cni.ensure(want, have, self.configured.get().ok()).await,
+            Kind::Cni => self.cni.ensure(want, have, today).await,
         }
     }
 
@@ -318,20 +365,20 @@ impl crate::world::Network for Network {
         self.builtin.mend().await
     }
 
-    /// A directory without a configuration is wrong only where CNI was asked for; one that cannot be used is always.
-    fn misconfigured(&self) -> Option<(PathBuf, String)> {
+    /// A directory without a configuration is wrong only where CNI was asked for, by the mode or for a handler; one that
+    /// cannot be used is always.
+    fn misconfigured(&self) -> Vec<(PathBuf, String)> {
+        let mut all = Vec::new();
         let ready = self.ready();
-        if ready.ok || self.config.mode == Mode::Builtin {
-            return None;
-        }
         let dir = &self.config.cni_conf_dir;
-        let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        let any = files.any(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end))
-        });
-        (any || self.config.mode == Mode::Cni).then(|| (dir.clone(), ready.message))
+        let asked = self.config.mode == Mode::Cni;
+        if !ready.ok && self.config.mode != Mode::Builtin && (asked || conflist::has_files(dir)) {
+            all.push((dir.clone(), ready.message));
+        }
+        let of_handlers = self.of_handlers.read().unwrap_or_else(PoisonError::into_inner);
+        let bad = of_handlers.iter().filter_map(|(dir, watched)| Some((dir.clone(), watched.get().err()?)));
+        all.extend(bad);
+        all
     }
 
     fn ready(&self) -> Ready {
@@ -368,7 +415,7 @@ impl crate::world::Network for Network {
     }
 
     fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
-        self.configured.changes()
+        self.changes.subscribe()
     }
 
     fn attachment(&self, dir: &Path) -> Result<Option<Attachment>> {

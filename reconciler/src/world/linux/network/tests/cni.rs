@@ -249,6 +249,75 @@ fn nothing_configured() {
     });
 }
 
+/// A runtime handler's own directory: its sandboxes wait for it, and what it gave is repaired and taken back by it,
+/// whatever the table and the directory say by then.
+#[test]
+fn the_directory_of_a_handler() {
+    on_a_host(|_outside| async move {
+        let mut fake = Fake::new(&["a"]);
+        // It goes before the mode, too.
+        fake.root.config.mode = Mode::Builtin;
+        fake.install("h");
+        let network = fake.root.start().await;
+        let dir = fake.top.join("h.d");
+        network.use_conf_dirs(&[dir.clone()].into()).unwrap();
+        let want = Want {
+            cni_conf_dir: Some(dir.clone()),
+            ..fake.pod("pod").await
+        };
+        let yaml = Want {
+            from_cri: false,
+            ..want.clone()
+        };
+        for want in [&want, &yaml] {
+            let error = network.ensure(want).await.unwrap_err();
+            let told = error.to_string();
+            assert!(matches!(error, Error::NotReady(_)) && told.contains("h.d"), "{told}");
+        }
+        assert_eq!(network.observe(&want).await.unwrap(), State::Absent);
+        let bad = network.misconfigured();
+        assert_eq!(bad.iter().map(|(dir, _)| dir).collect::<Vec<_>>(), [&dir]);
+
+        let mut changes = network.changes();
+        changes.mark_unchanged();
+        fs::create_dir(&dir).unwrap();
+        let list = json!({"cniVersion": "1.0.0", "name": "of-h", "plugins": [{"type": "h"}]});
+        fs::write(dir.join("new"), list.to_string()).unwrap();
+        fs::rename(dir.join("new"), dir.join("1.conflist")).unwrap();
+        changes.changed().await.unwrap();
+        changes.wait_for(|_| network.misconfigured().is_empty()).await.unwrap();
+        let told = network.describe();
+        assert_eq!(told["ofHandlers"][dir.display().to_string()]["conflist"]["name"], "of-h");
+        let attachment = network.ensure(&want).await.unwrap();
+        assert_eq!(fake.journal(), ["ADD h"]);
+        let cni = attachment.cni.clone().unwrap();
+        assert_eq!((cni.conf_dir, &cni.conflist["name"]), (Some(dir.clone()), &json!("of-h")));
+        assert!(network.ready().ok, "the node's own is another matter");
+
+        // The handler is gone, and its directory; a half is done again by the same plugin, and taken back.
+        network.use_conf_dirs(&Default::default()).unwrap();
+        assert!(changes.has_changed().unwrap());
+        fs::remove_dir_all(&dir).unwrap();
+        let half = Attachment {
+            complete: false,
+            ..attachment.clone()
+        };
+        half.write(&want.dir).unwrap();
+        let today = Want {
+            cni_conf_dir: None,
+            ..want.clone()
+        };
+        assert_eq!(network.ensure(&today).await.unwrap(), attachment);
+        assert_eq!(fake.journal(), ["DEL h", "ADD h"]);
+        network.remove(&want.uid, &want.dir, Some(&want.netns)).await.unwrap();
+        assert_eq!(fake.journal(), ["DEL h"]);
+        // Out of the table in this very moment, it still says why.
+        let error = network.ensure(&want).await.unwrap_err().to_string();
+        assert!(error.contains("h.d"), "{error}");
+        assert_eq!(network.misconfigured(), []);
+    });
+}
+
 #[test]
 fn a_debt_is_paid_once() {
     on_a_host(|_outside| async move {

@@ -16,6 +16,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tonic::{Code, Status};
 
+mod own;
+
 const HANDLERS: [&str; 2] = ["runc", "crun"];
 
 /// A program for the node's table.
