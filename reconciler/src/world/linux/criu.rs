@@ -280,7 +280,9 @@ fn is_terminal(device: u64) -> bool {
 
 fn has_mount(mountinfo: &str, id: u64) -> bool {
     let id = id.to_string();
-    mountinfo.lines().any(|line| line.split(' ').next() == Some(id.as_str()))
+    mountinfo
+        .lines()
+        .any(|line| line.split(' ').next() == Some(id.as_str()))
 }
 
 /// The mounts that come from outside, as runtimes name them to CRIU: by their place inside.

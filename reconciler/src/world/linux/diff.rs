@@ -254,7 +254,7 @@ mod tests {
             fs::write(at("old/new"), "n").unwrap();
             fs::hard_link(at("old/new"), at("old/other")).unwrap();
             symlink("./a//b", at("link")).unwrap();
-            symlink("x".repeat(300), at("y".repeat(200))).unwrap();
+            symlink("x".repeat(300), at(&"y".repeat(200))).unwrap();
             let file = File::open(at("etc/changed")).unwrap();
             xattr::set(file.as_fd(), c"user.note", b"\0=\n").unwrap();
             nix::unistd::mkfifo(&at("fifo"), Mode::from_bits_truncate(0o600)).unwrap();
