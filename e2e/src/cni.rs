@@ -70,7 +70,9 @@ pub fn restore(node: &Node) -> Result<()> {
 /// Installs another plugin of the same kind: its addresses are 198.51.100.9 and the next three, its journal is
 /// `journal-NAME`. Answers its network configuration list.
 pub fn other(node: &Node, name: &str) -> Result<String> {
-    let text = PLUGIN.replace("192.0.2.", "198.51.100.").replace("journal", &format!("journal-{name}"));
+    let text = PLUGIN
+        .replace("192.0.2.", "198.51.100.")
+        .replace("journal", &format!("journal-{name}"));
     plugin(node, name, &text)?;
     Ok(CHAIN.replace("fake", name))
 }

@@ -45,7 +45,10 @@ async fn a_base_decides_what_requests_leave_open() -> Result<()> {
     fs::create_dir_all(node.path("etc"))?;
     let file = base(&node, "one")?;
     let mut config = "containers: {rlimits: {nofile: '9:10', core: 5}}\nhandlers:\n".to_owned();
-    let handlers: Vec<_> = ["builtin", "runc"].into_iter().filter(|name| *name == "builtin" || tools::installed(name)).collect();
+    let handlers: Vec<_> = ["builtin", "runc"]
+        .into_iter()
+        .filter(|name| *name == "builtin" || tools::installed(name))
+        .collect();
     for name in &handlers {
         config += &format!("  of-{name}: {{binary: {name}, baseSpec: {file}}}\n");
     }
@@ -60,16 +63,30 @@ async fn a_base_decides_what_requests_leave_open() -> Result<()> {
         let sandbox = run(&node, &pod, &format!("of-{name}")).await?;
         let seen = look(&node, &sandbox, &pod, shell("open", SEEN)).await.context(*name)?;
         let (mount, rest) = (&seen[7], [&seen[..7], &seen[8..]].concat());
-        assert_eq!(rest, ["one base", "/base", "123", "456", "0", "99", "77", "3", "0"], "{name}");
-        ensure!(mount.starts_with("/base ") && mount.contains("nosuid"), "{name}: {mount}");
+        assert_eq!(
+            rest,
+            ["one base", "/base", "123", "456", "0", "99", "77", "3", "0"],
+            "{name}"
+        );
+        ensure!(
+            mount.starts_with("/base ") && mount.contains("nosuid"),
+            "{name}: {mount}"
+        );
 
         // The request wins where it speaks.
         let mut config = shell("decided", SEEN);
         config.working_dir = "/tmp".into();
-        config.envs = vec![KeyValue { key: "LANG".into(), value: "own".into() }];
+        config.envs = vec![KeyValue {
+            key: "LANG".into(),
+            value: "own".into(),
+        }];
         security(&mut config).no_new_privs = true;
         let seen = look(&node, &sandbox, &pod, config).await.context(*name)?;
-        assert_eq!((seen[0].as_str(), seen[1].as_str(), seen[9].as_str()), ("one own", "/tmp", "1"), "{name}");
+        assert_eq!(
+            (seen[0].as_str(), seen[1].as_str(), seen[9].as_str()),
+            ("one own", "/tmp", "1"),
+            "{name}"
+        );
         let id = node.cri.launch(&sandbox, &pod, &shell("lives", "sleep 1000")).await?;
         let pid = node.cri.container_pid(&id).await?;
         let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
@@ -86,7 +103,9 @@ async fn a_base_decides_what_requests_leave_open() -> Result<()> {
     // It counts as it was read: another one counts from a reload on, one that is none stays without effect.
     let (sandbox, pod) = &made[0];
     let word = async |name: &str| -> Result<String> {
-        Ok(look(&node, sandbox, pod, shell(name, "echo $FROM_BASE")).await?.concat())
+        Ok(look(&node, sandbox, pod, shell(name, "echo $FROM_BASE"))
+            .await?
+            .concat())
     };
     node.file("base.json", "{}")?;
     let why = format!("{path}:3:3: handlers.of-builtin: baseSpec {file}: it is not an OCI configuration");
@@ -103,10 +122,18 @@ async fn a_base_decides_what_requests_leave_open() -> Result<()> {
     node.kill9().await?;
     let out = node.reconcile(&["serve"]).await?;
     let why = format!("handlers.of-builtin: baseSpec {file}: No such file");
-    ensure!(out.status.code() == Some(1) && shown(&out).contains(&why), "{}", shown(&out));
+    ensure!(
+        out.status.code() == Some(1) && shown(&out).contains(&why),
+        "{}",
+        shown(&out)
+    );
     base(&node, "three")?;
     node.serve().await?;
-    assert_eq!(node.cri.containers(None).await?.len(), 3 * handlers.len() + 3, "those that were made stay");
+    assert_eq!(
+        node.cri.containers(None).await?.len(),
+        3 * handlers.len() + 3,
+        "those that were made stay"
+    );
     node.finish().await
 }
 
@@ -119,7 +146,10 @@ async fn look(node: &Node, sandbox: &str, pod: &PodSandboxConfig, config: Contai
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handlers_own_cni_configuration() -> Result<()> {
-    let mut node = Node::new(Options { network: "auto", ..Options::default() })?;
+    let mut node = Node::new(Options {
+        network: "auto",
+        ..Options::default()
+    })?;
     cni::install(&node)?;
     let list = cni::other(&node, "other")?;
     let without = fs::read_to_string(node.path("etc/config.yaml"))?;
@@ -131,18 +161,31 @@ async fn a_handlers_own_cni_configuration() -> Result<()> {
     let near = run(&node, &node.pod("near"), "").await?;
     assert_eq!(node.cri.ip(&near).await?.to_string(), "192.0.2.9");
     let pod = node.pod("far");
-    let early = run(&node, &pod, "far").await.expect_err("its network is not configured");
-    ensure!(early.message().contains("no CNI configuration") && early.message().contains("other.d"), "{early:?}");
+    let early = run(&node, &pod, "far")
+        .await
+        .expect_err("its network is not configured");
+    ensure!(
+        early.message().contains("no CNI configuration") && early.message().contains("other.d"),
+        "{early:?}"
+    );
 
     fs::create_dir(&dir)?;
     node.file("other.d/1.conflist", &list)?;
     let far = eventually(Duration::from_secs(10), async || Ok(run(&node, &pod, "far").await?)).await?;
     let address = "198.51.100.9";
     assert_eq!(node.cri.ip(&far).await?.to_string(), address);
-    let seen = look(&node, &far, &pod, shell("c", "ip -4 address show dev eth0")).await?.join("\n");
+    let seen = look(&node, &far, &pod, shell("c", "ip -4 address show dev eth0"))
+        .await?
+        .join("\n");
     ensure!(seen.contains(&format!("inet {address}/32")), "{seen}");
-    let journal = || fs::read_to_string(node.path("journal-other")).unwrap_or_default();
-    let calls = |verb: &str| journal().lines().filter(|line| line.starts_with(verb) && line.contains(&far)).count();
+    let file = node.path("journal-other");
+    let journal = || fs::read_to_string(&file).unwrap_or_default();
+    let calls = |verb: &str| {
+        journal()
+            .lines()
+            .filter(|line| line.starts_with(verb) && line.contains(&far))
+            .count()
+    };
     assert_eq!((calls("ADD"), calls("DEL")), (1, 0), "{}", journal());
 
     // The handler goes, and the directory with it; repair and removal are still by what it was given.
@@ -158,12 +201,19 @@ async fn a_handlers_own_cni_configuration() -> Result<()> {
     })
     .await?;
     assert_eq!(node.cri.ip(&far).await?.to_string(), address);
-    assert_eq!(cni::journal(&node).len(), 1, "the node's own plugin has nothing to do with it");
+    assert_eq!(
+        cni::journal(&node).len(),
+        1,
+        "the node's own plugin has nothing to do with it"
+    );
 
     // A teardown that fails becomes a debt, which is paid by the same plugin.
     node.crash().await?;
     node.file("fail-DEL", "")?;
-    eventually(Duration::from_secs(60), async || Ok(node.cri.stop_sandbox(&far).await?)).await?;
+    eventually(Duration::from_secs(60), async || {
+        Ok(node.cri.stop_sandbox(&far).await?)
+    })
+    .await?;
     node.cri.remove_sandbox(&far).await?;
     let before = calls("DEL");
     fs::remove_file(node.path("fail-DEL"))?;

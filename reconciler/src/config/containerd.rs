@@ -563,8 +563,8 @@ mod tests {
         );
         assert_eq!(
             import.yaml,
-            "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, baseSpec: /etc/base.json, \
-             cniConfDir: /etc/cni/crun.d, annotations: [b, c, \"a.*\"], privilegedWithoutHostDevices: true}\n  \
+            "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, \
+             baseSpec: /etc/base.json, cniConfDir: /etc/cni/crun.d, annotations: [b, c, \"a.*\"], privilegedWithoutHostDevices: true}\n  \
              runc: {binary: runc}\ndefaultHandler: crun\n"
         );
         let left = import.left.join("\n");
@@ -596,7 +596,10 @@ mod tests {
             assert!(import.yaml.ends_with(table), "{}", import.yaml);
             // A path that is not absolute is the handler's fault, which is told, not taken.
             let left = import.left.join("\n");
-            assert!(left.starts_with("runtimes.c: not for handlers.c: ") && left.contains("absolute"), "{left}");
+            assert!(
+                left.starts_with("runtimes.c: not for handlers.c: ") && left.contains("absolute"),
+                "{left}"
+            );
         }
     }
 

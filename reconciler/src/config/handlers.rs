@@ -165,7 +165,10 @@ impl Handlers {
 
     /// The CNI directories that handlers have of their own.
     pub fn cni_conf_dirs(&self) -> BTreeSet<PathBuf> {
-        self.all.values().filter_map(|ready| ready.cni_conf_dir.clone()).collect()
+        self.all
+            .values()
+            .filter_map(|ready| ready.cni_conf_dir.clone())
+            .collect()
     }
 }
 

@@ -28,7 +28,10 @@ fn one(text: &str) -> Result<Loaded, String> {
 fn every_key_is_the_table_s_and_the_struct_s() {
     let base = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(base.path(), BASE).unwrap();
-    let handler = format!("{{binary: builtin, cniConfDir: /c, baseSpec: {}}}", base.path().display());
+    let handler = format!(
+        "{{binary: builtin, cniConfDir: /c, baseSpec: {}}}",
+        base.path().display()
+    );
     let handler = serde_yaml::from_str::<Value>(&handler).unwrap();
     let mut settings = Settings::default();
     for key in keys::KEYS {
@@ -337,18 +340,31 @@ fn a_base_is_read_with_the_configuration() {
     let path = dir.path().join("base.json");
     let read = |base: &str, binary: &str| {
         std::fs::write(&path, base).unwrap();
-        one(&format!("handlers:\n  kata:\n    binary: {binary}\n    baseSpec: {}\n", path.display()))
+        one(&format!(
+            "handlers:\n  kata:\n    binary: {binary}\n    baseSpec: {}\n",
+            path.display()
+        ))
     };
     assert_eq!(read(BASE, "builtin").unwrap().warnings, [] as [String; 0]);
     let error = read("{}", "builtin").unwrap_err();
-    let why = format!("c.yaml:2:3: handlers.kata: baseSpec {}: it is not an OCI", path.display());
+    let why = format!(
+        "c.yaml:2:3: handlers.kata: baseSpec {}: it is not an OCI",
+        path.display()
+    );
     assert!(error.contains(&why), "{error}");
     let late = r#"{"ociVersion": "1.0.2", "hooks": {"poststop": [{"path": "/x"}]}}"#;
-    assert!(read(late, "builtin").unwrap_err().contains("none of poststart and poststop"));
+    assert!(
+        read(late, "builtin")
+            .unwrap_err()
+            .contains("none of poststart and poststop")
+    );
     assert!(read(late, "/bin/true").is_ok());
     let seccomp = r#"{"ociVersion": "1.0.2", "linux": {"seccomp": {"defaultAction": "SCMP_ACT_ERRNO"}}}"#;
     let warnings = read(seccomp, "builtin").unwrap().warnings.join("");
-    assert!(warnings.ends_with("c.yaml:2:3: handlers.kata: baseSpec: linux.seccomp: not taken from a base"), "{warnings}");
+    assert!(
+        warnings.ends_with("c.yaml:2:3: handlers.kata: baseSpec: linux.seccomp: not taken from a base"),
+        "{warnings}"
+    );
     // What it says is kept with the handler.
     let loaded = read(BASE, "builtin").unwrap();
     let handlers = handlers::probe(&loaded.config, &loaded.settings).unwrap();

@@ -178,11 +178,15 @@ impl Base {
 
     fn check(&self) -> Checked {
         for (i, pair) in self.env.iter().enumerate() {
-            if !pair.split_once('=').is_some_and(|(name, _)| !name.is_empty()) || pair.contains('\0') {
+            if pair.split_once('=').is_none_or(|(name, _)| name.is_empty()) || pair.contains('\0') {
                 return Err(format!("process.env[{i}]: {pair:?} is not NAME=VALUE"));
             }
         }
-        if let Some(cwd) = self.cwd.as_ref().filter(|cwd| !cwd.starts_with('/') || cwd.contains('\0')) {
+        if let Some(cwd) = self
+            .cwd
+            .as_ref()
+            .filter(|cwd| !cwd.starts_with('/') || cwd.contains('\0'))
+        {
             return Err(format!("process.cwd: {cwd:?} is not an absolute path"));
         }
         for (i, limit) in self.rlimits.iter().enumerate() {
@@ -440,7 +444,10 @@ mod tests {
             let error = told(text.as_bytes());
             assert!(error.contains(why), "{text}: {error}");
         }
-        assert_eq!(told(&vec![b' '; (LIMIT + 1) as usize]), "it is larger than 1048576 bytes");
+        assert_eq!(
+            told(&vec![b' '; (LIMIT + 1) as usize]),
+            "it is larger than 1048576 bytes"
+        );
         std::fs::write(&path, r#"{"ociVersion": "1.2.0", "process": null, "mounts": null}"#).unwrap();
         assert_eq!(Base::read(&path), Ok(Base::default()));
     }
@@ -456,24 +463,45 @@ mod tests {
             (process("env", json!(["=1"])), "process.env[0]"),
             (process("cwd", json!("tmp")), "process.cwd: \"tmp\""),
             (process("rlimits", json!([limit(2)])), "process.rlimits[0]: the soft"),
-            (process("rlimits", json!([limit(0), limit(1)])), "process.rlimits[1]: its type"),
+            (
+                process("rlimits", json!([limit(0), limit(1)])),
+                "process.rlimits[1]: its type",
+            ),
             (mount(json!({"destination": "x"})), "mounts[0].destination"),
             (mount(json!({"destination": "/x/.."})), "mounts[0].destination"),
-            (mount(json!({"destination": "/proc/sys", "type": "tmpfs"})), "/proc/sys must not"),
+            (
+                mount(json!({"destination": "/proc/sys", "type": "tmpfs"})),
+                "/proc/sys must not",
+            ),
             (
                 mount(json!({"destination": "/x", "source": "y", "options": ["rbind"]})),
                 "mounts[0].source: must be an absolute path",
             ),
-            (json!({"hooks": {"poststop": [{"path": "bin"}]}}), "hooks.poststop: bin: "),
+            (
+                json!({"hooks": {"poststop": [{"path": "bin"}]}}),
+                "hooks.poststop: bin: ",
+            ),
             (
                 json!({"hooks": {"createRuntime": [{"path": "/bin/x", "timeout": 0}]}}),
                 "hooks.createRuntime: /bin/x: a timeout",
             ),
-            (linux("sysctl", json!({"vm.swappiness": "1"})), "linux.sysctl[vm.swappiness]: not a"),
+            (
+                linux("sysctl", json!({"vm.swappiness": "1"})),
+                "linux.sysctl[vm.swappiness]: not a",
+            ),
             (linux("sysctl", json!({"net...x": "1"})), "linux.sysctl[net...x]"),
-            (linux("devices", json!([{"path": "/x", "type": "c"}])), "linux.devices[0].path"),
-            (linux("devices", json!([{"path": "/dev/../x", "type": "c"}])), "linux.devices[0].path"),
-            (linux("devices", json!([{"path": "/dev/x", "type": "p"}])), "linux.devices[0].type: \"p\""),
+            (
+                linux("devices", json!([{"path": "/x", "type": "c"}])),
+                "linux.devices[0].path",
+            ),
+            (
+                linux("devices", json!([{"path": "/dev/../x", "type": "c"}])),
+                "linux.devices[0].path",
+            ),
+            (
+                linux("devices", json!([{"path": "/dev/x", "type": "p"}])),
+                "linux.devices[0].type: \"p\"",
+            ),
             (
                 linux("resources", json!({"devices": [{"allow": true, "access": "x"}]})),
                 "linux.resources.devices[0].access: \"x\"",
@@ -517,7 +545,10 @@ mod tests {
         };
         let pages = |limit: i64| json!([{"pageSize": "2MB", "limit": limit}]);
         assert_eq!(
-            complete(json!({"memory": {"limit": 9}, "cpu": {"quota": 1}, "hugepageLimits": pages(9)}), &host),
+            complete(
+                json!({"memory": {"limit": 9}, "cpu": {"quota": 1}, "hugepageLimits": pages(9)}),
+                &host
+            ),
             json!({"memory": {"limit": 9, "swappiness": 3}, "cpu": {"quota": 1, "cpus": "0"}, "pids": {"limit": 7},
                    "hugepageLimits": pages(9)})
         );
@@ -531,7 +562,14 @@ mod tests {
                    "cpu": {"shares": 2, "quota": 5, "period": 10, "cpus": "0"}})
         );
         let raw = parse(json!({"ociVersion": "1.0.2", "linux": {"resources": {"unified": {"memory.high": "1"}}}}));
-        let error = raw.unwrap().complete(LinuxResources::default(), &host).unwrap_err().to_string();
-        assert!(error.contains("baseSpec: linux.resources.unified: raw cgroup files"), "{error}");
+        let error = raw
+            .unwrap()
+            .complete(LinuxResources::default(), &host)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("baseSpec: linux.resources.unified: raw cgroup files"),
+            "{error}"
+        );
     }
 }

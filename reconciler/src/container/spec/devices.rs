@@ -75,8 +75,8 @@ fn typ(kind: DeviceKind) -> LinuxDeviceType {
     }
 }
 
-/// Deny all, then the rules of the handler's base, then allow what every container may use and what was asked for. Privileged: allow all, unless the host's
-/// nodes are kept from it, which it could make itself.
+/// Deny all, then the rules of the handler's base, then allow what every container may use and what was asked for.
+/// Privileged: allow all, unless the host's nodes are kept from it, which it could make itself.
 pub fn rules(input: &Input) -> Vec<LinuxDeviceCgroup> {
     if input.container.spec.security.privileged && !input.handler.privileged_without_host_devices {
         return vec![rule(true, None, None, None, "rwm")];

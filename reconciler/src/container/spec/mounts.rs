@@ -54,7 +54,10 @@ pub fn mounts(input: &Input, devices: Vec<Mount>) -> Result<Vec<Mount>> {
     all.extend(devices.into_iter().filter(|mount| !taken(mount.destination())));
     let here = |mount: &&Mount| all.iter().any(|other| other.destination() == mount.destination());
     let more = input.handler.base.mounts.iter();
-    let more: Vec<_> = more.filter(|mount| fits(mount.destination()) && !here(mount)).cloned().collect();
+    let more: Vec<_> = more
+        .filter(|mount| fits(mount.destination()) && !here(mount))
+        .cloned()
+        .collect();
     all.extend(more);
     all.extend(wished);
     all.sort_by_key(|mount| mount.destination().components().count());

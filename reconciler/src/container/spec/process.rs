@@ -73,7 +73,8 @@ fn args(input: &Input) -> Result<Vec<String>> {
     Ok(args)
 }
 
-/// The handler's base, defaults, then the image's, then the request's: a later value of a key replaces the earlier one in its place.
+/// The handler's base, defaults, then the image's, then the request's: a later value of a key replaces the earlier
+/// one in its place.
 fn env(input: &Input) -> Result<Vec<String>> {
     let spec = &input.container.spec;
     let sandbox = &input.sandbox.spec.hostname;

@@ -69,7 +69,11 @@ fn sysctls_of_the_base_need_a_namespace_of_the_pod() {
     host.gives(&[("/linux/sysctl", json!({"kernel.sem": "1 2 3 4"}))]);
     let asked = Case::with(|case| {
         case.handler.base = base(sysctls);
-        case.sandbox.sysctls = [("net.core.somaxconn".into(), "8".into()), ("kernel.sem".into(), "9".into())].into();
+        case.sandbox.sysctls = [
+            ("net.core.somaxconn".into(), "8".into()),
+            ("kernel.sem".into(), "9".into()),
+        ]
+        .into();
     });
     asked.gives(&[("/linux/sysctl", Value::Null)]);
 }
@@ -91,7 +95,10 @@ fn devices_of_the_base() {
         (case.container.security.privileged, case.sandbox.security.privileged) = (true, true);
     });
     let all = json!([{"allow": true, "access": "rwm"}]);
-    privileged.gives(&[("/linux/devices/1/path", json!("/dev/b")), ("/linux/resources/devices", all)]);
+    privileged.gives(&[
+        ("/linux/devices/1/path", json!("/dev/b")),
+        ("/linux/resources/devices", all),
+    ]);
     let mut mapped = in_userns();
     mapped.handler.base = given;
     let config = mapped.build().unwrap();

@@ -8,9 +8,18 @@ use super::*;
 #[test]
 fn mounts_of_the_base_are_the_least() {
     let tmpfs = |path: &str| json!({"destination": path, "type": "tmpfs", "source": "base"});
-    let all: Vec<_> = ["/data", "/more/deep", "/more", "/etc/hosts", "/dev/x", "/vol", "/run", "/sys/fs/cgroup/x"]
-        .map(tmpfs)
-        .into();
+    let all: Vec<_> = [
+        "/data",
+        "/more/deep",
+        "/more",
+        "/etc/hosts",
+        "/dev/x",
+        "/vol",
+        "/run",
+        "/sys/fs/cgroup/x",
+    ]
+    .map(tmpfs)
+    .into();
     let base = json!({"ociVersion": "1.0.2", "mounts": all});
     let base = std::sync::Arc::new(Base::parse(base.to_string().as_bytes()).unwrap());
     let build = |wish: &[&str]| {
@@ -35,10 +44,19 @@ fn mounts_of_the_base_are_the_least() {
     ] {
         assert_eq!(source(&config, path).as_deref(), want, "{path}");
     }
-    let place = |path: &str| config["mounts"].as_array().unwrap().iter().position(|m| m["destination"] == path);
+    let place = |path: &str| {
+        config["mounts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .position(|m| m["destination"] == path)
+    };
     assert!(place("/more") < place("/more/deep"));
     let config = build(&["/dev", "/sys/fs/cgroup"]);
-    assert_eq!((source(&config, "/dev/x"), source(&config, "/sys/fs/cgroup/x")), (None, None));
+    assert_eq!(
+        (source(&config, "/dev/x"), source(&config, "/sys/fs/cgroup/x")),
+        (None, None)
+    );
 }
 
 #[test]

@@ -27,12 +27,7 @@ impl Cni {
 
     /// Gives a sandbox its network. `have` is what it was given before: kept if whole, else taken back and given anew
     /// by the same plugins. `today` is the configuration that counts for a sandbox that has none yet.
-    pub async fn ensure(
-        &self,
-        want: &Want,
-        have: Option<Attachment>,
-        today: Loaded,
-    ) -> Result<Attachment> {
+    pub async fn ensure(&self, want: &Want, have: Option<Attachment>, today: Loaded) -> Result<Attachment> {
         let mut attachment = match have {
             Some(have) => {
                 if matches!(self.observe(&have).await?, State::Attached(_)) {

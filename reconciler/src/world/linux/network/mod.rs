@@ -365,8 +365,8 @@ impl crate::world::Network for Network {
         self.builtin.mend().await
     }
 
-    /// A directory without a configuration is wrong only where CNI was asked for, by the mode or for a handler; one that
-    /// cannot be used is always.
+    /// A directory without a configuration is wrong only where CNI was asked for, by the mode or for a handler; one
+    /// that cannot be used is always.
     fn misconfigured(&self) -> Vec<(PathBuf, String)> {
         let mut all = Vec::new();
         let ready = self.ready();
@@ -376,7 +376,9 @@ impl crate::world::Network for Network {
             all.push((dir.clone(), ready.message));
         }
         let of_handlers = self.of_handlers.read().unwrap_or_else(PoisonError::into_inner);
-        let bad = of_handlers.iter().filter_map(|(dir, watched)| Some((dir.clone(), watched.get().err()?)));
+        let bad = of_handlers
+            .iter()
+            .filter_map(|(dir, watched)| Some((dir.clone(), watched.get().err()?)));
         all.extend(bad);
         all
     }

@@ -287,11 +287,17 @@ fn the_directory_of_a_handler() {
         changes.changed().await.unwrap();
         changes.wait_for(|_| network.misconfigured().is_empty()).await.unwrap();
         let told = network.describe();
-        assert_eq!(told["ofHandlers"][dir.display().to_string()]["conflist"]["name"], "of-h");
+        assert_eq!(
+            told["ofHandlers"][dir.display().to_string()]["conflist"]["name"],
+            "of-h"
+        );
         let attachment = network.ensure(&want).await.unwrap();
         assert_eq!(fake.journal(), ["ADD h"]);
         let cni = attachment.cni.clone().unwrap();
-        assert_eq!((cni.conf_dir, &cni.conflist["name"]), (Some(dir.clone()), &json!("of-h")));
+        assert_eq!(
+            (cni.conf_dir, &cni.conflist["name"]),
+            (Some(dir.clone()), &json!("of-h"))
+        );
         assert!(network.ready().ok, "the node's own is another matter");
 
         // The handler is gone, and its directory; a half is done again by the same plugin, and taken back.
