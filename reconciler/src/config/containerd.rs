@@ -564,8 +564,8 @@ mod tests {
         assert_eq!(
             import.yaml,
             "apiVersion: reconcile/v1\nkind: Config\nhandlers:\n  crun: {binary: /usr/bin/crun, \
-             baseSpec: /etc/base.json, cniConfDir: /etc/cni/crun.d, annotations: [b, c, \"a.*\"], privilegedWithoutHostDevices: true}\n  \
-             runc: {binary: runc}\ndefaultHandler: crun\n"
+             baseSpec: /etc/base.json, cniConfDir: /etc/cni/crun.d, annotations: [b, c, \"a.*\"], \
+             privilegedWithoutHostDevices: true}\n  runc: {binary: runc}\ndefaultHandler: crun\n"
         );
         let left = import.left.join("\n");
         for line in [

@@ -181,6 +181,7 @@ fn at(config: &Value, path: &str) -> Option<(String, Vec<String>)> {
         .filter(|m| m["destination"] == path);
     let mount = found.next()?;
     assert!(found.next().is_none(), "{path} twice");
-    let options = serde_json::from_value(mount["options"].clone()).unwrap();
-    Some((mount["source"].as_str().unwrap().into(), options))
+    // A base may have left them out.
+    let options: Option<_> = serde_json::from_value(mount["options"].clone()).unwrap();
+    Some((mount["source"].as_str().unwrap().into(), options.unwrap_or_default()))
 }
