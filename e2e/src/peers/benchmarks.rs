@@ -36,7 +36,12 @@ pub async fn run(runtime: &Runtime) -> Result<Vec<(String, f64, f64)>> {
     )?;
     let mut command = tokio::process::Command::new(suite);
     command
-        .args(["-benchmark", "-ginkgo.no-color", "-ginkgo.focus=lifecycle of"])
+        .args([
+            "-benchmark",
+            "-ginkgo.no-color",
+            // It sets the focus to all benchmarks itself.
+            "-ginkgo.skip=from scratch|on Image",
+        ])
         .arg(format!("-runtime-endpoint=unix://{}", runtime.socket().display()))
         .args(["-test-images-file", &images, "-benchmarking-params-file", &counts])
         .arg("-benchmarking-output-dir")
