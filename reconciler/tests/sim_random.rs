@@ -6,7 +6,9 @@
 mod sim;
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sim::case::{Case, play};
 use sim::node::{Rng, Unrest};
@@ -17,6 +19,9 @@ const SEEDS: u64 = 300;
 
 /// Of so many one is played twice.
 const TWICE: u64 = 4;
+
+/// The last lines of a failed seed's story are shown.
+const LINES: usize = 400;
 
 /// Everything of a run comes from its seed.
 fn case(seed: u64) -> Case {
@@ -40,15 +45,30 @@ fn case(seed: u64) -> Case {
     }
 }
 
-/// True if all is well.
-fn run(seed: u64, tell: bool) -> bool {
+/// Plays a seed in this process and tells its story; true if all is well.
+fn tell(seed: u64) -> bool {
     let case = case(seed);
     let outcome = play(&case);
-    let well = outcome.problems.is_empty();
-    if tell || !well {
-        println!("{}", outcome.report(&case));
-    }
+    println!("{}", outcome.report(&case));
+    outcome.problems.is_empty()
+}
+
+/// A seed's story, and true if all was well. In a process of its own: the libraries number what they make in a process,
+/// and their chance comes from the number too.
+fn story(seed: u64) -> (bool, String) {
+    let program = std::env::current_exe().expect("this program's path");
+    let done = std::process::Command::new(program).arg(seed.to_string()).output();
+    let done = done.expect("this program starts");
+    let told = [done.stdout, done.stderr].concat();
+    (done.status.success(), String::from_utf8_lossy(&told).into_owned())
+}
+
+/// True if all is well.
+fn run(seed: u64) -> bool {
+    let (well, story) = story(seed);
     if !well {
+        let lines: Vec<_> = story.lines().collect();
+        println!("{}", lines[lines.len().saturating_sub(LINES)..].join("\n"));
         println!("seed {seed} failed; this plays it again: cargo sim {seed}\n");
     }
     well
@@ -56,21 +76,37 @@ fn run(seed: u64, tell: bool) -> bool {
 
 /// True if a seed's course is the same twice; else tells where it parts.
 fn same(seed: u64) -> bool {
-    let (first, second) = (play(&case(seed)), play(&case(seed)));
-    let parts = first.trace.iter().zip(&second.trace).position(|(a, b)| a != b);
-    let same = first.trace == second.trace && first.errors == second.errors && first.problems == second.problems;
-    if !same {
-        let at = parts.unwrap_or(first.trace.len().min(second.trace.len()));
-        println!("seed {seed} parts at line {at}:");
-        for trace in [&first.trace, &second.trace] {
-            trace[at.saturating_sub(3)..]
-                .iter()
-                .take(6)
-                .for_each(|line| println!("    {line}"));
-            println!();
-        }
+    let ((_, first), (_, second)) = (story(seed), story(seed));
+    let [first, second] = [first, second].map(|story| story.lines().map(str::to_owned).collect::<Vec<_>>());
+    if first == second {
+        return true;
     }
-    same
+    let parts = first.iter().zip(&second).position(|(a, b)| a != b);
+    let at = parts.unwrap_or(first.len().min(second.len()));
+    println!("seed {seed} parts at line {at}:");
+    for story in [&first, &second] {
+        let near = story[at.saturating_sub(3)..].iter().take(6);
+        near.for_each(|line| println!("    {line}"));
+        println!();
+    }
+    false
+}
+
+/// How many of the seeds `well` is not true for; both processors play.
+fn count_bad(seeds: impl Iterator<Item = u64> + Send, well: impl Fn(u64) -> bool + Sync) -> usize {
+    let (seeds, bad) = (Mutex::new(seeds), AtomicUsize::new(0));
+    let next = || seeds.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(seed) = next() {
+                    bad.fetch_add(usize::from(!well(seed)), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    bad.into_inner()
 }
 
 /// Tells the results as the other test programs do, so that who counts them counts these; true if all is well.
@@ -95,26 +131,17 @@ fn main() -> ExitCode {
         Some("--list") => true,
         Some("--minutes") => {
             let end = Instant::now() + Duration::from_secs(60 * number(args.get(1)).unwrap_or(1));
-            let first = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .map_or(0, |d| d.as_secs());
-            let mut seeds = first * 1_000_000..;
+            let first = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
             let mut played = 0;
-            let well = seeds
-                .by_ref()
-                .take_while(|_| Instant::now() < end)
-                .inspect(|_| played += 1)
-                .all(|s| run(s, false));
-            println!("{played} seeds from {}", first * 1_000_000);
-            well
+            let seeds = (first * 1_000_000..).take_while(|_| Instant::now() < end);
+            let failed = count_bad(seeds.inspect(|_| played += 1), run);
+            println!("{played} seeds from {}, {failed} failed", first * 1_000_000);
+            failed == 0
         }
-        Some(text) if text.parse::<u64>().is_ok() => {
-            let seed = number(args.first()).unwrap_or(0);
-            run(seed, true)
-        }
+        Some(text) if text.parse::<u64>().is_ok() => tell(number(args.first()).unwrap_or(0)),
         _ => {
-            let failed = (1..=SEEDS).filter(|seed| !run(*seed, false)).count();
-            let other = (1..=SEEDS).filter(|seed| seed % TWICE == 0 && !same(*seed)).count();
+            let failed = count_bad(1..=SEEDS, run);
+            let other = count_bad((1..=SEEDS).filter(|seed| seed % TWICE == 0), same);
             println!(
                 "{SEEDS} seeds, {failed} failed, {other} of {} took another course",
                 SEEDS / TWICE

@@ -46,7 +46,7 @@ impl Outcome {
     /// Everything that helps to understand what went wrong.
     pub fn report(&self, case: &Case) -> String {
         let mut text = format!("{} {:?} seed {}\n", case.name, case.cut, case.seed);
-        for line in self.trace.iter().rev().take(400).rev() {
+        for line in &self.trace {
             text += &format!("    {line}\n");
         }
         let mut told = self.errors.clone();
