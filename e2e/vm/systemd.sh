@@ -10,7 +10,7 @@ tools=${CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/reconcile-ci}
 share=$(mktemp -d "${TMPDIR:-/tmp}/reconcile-systemd.XXXXXX")
 trap 'rm -rf "$share"' EXIT
 cp "${CARGO_TARGET_DIR:-$top/target}"/release/reconcile{,-shim} "$tools/crictl" "$top/examples/systemd/reconcile.service" \
-  "$here/systemd-inside.sh" "$share/"
+  "$here"/{systemd-inside,inside}.sh "$share/"
 # Without it its specs are a check that fails.
 [[ ! -x $tools/critest.test ]] || cp "$tools/critest.test" "$share/"
 [[ $# -gt 0 ]] || set -- cgroupfs systemd

@@ -20,6 +20,7 @@ use reconciler::container::spec::capability::CapabilitySet;
 use reconciler::container::spec::host::DeviceKind;
 use reconciler::container::spec::{
     Base, DeviceNode, Handler, HostFacts, Input, ResolvedDevice, ResolvedMount, ResolvedUser, SandboxFiles, build, cdi,
+    selinux,
 };
 use serde_json::Value;
 use state::image::ImageConfig;
@@ -38,6 +39,8 @@ struct Case {
     volumes: BTreeMap<String, PathBuf>,
     base: Base,
     rlimits: Rlimits,
+    /// The sandbox's SELinux level.
+    level: Option<&'static str>,
     host: HostFacts,
 }
 
@@ -98,6 +101,7 @@ fn plain() -> Case {
         volumes: BTreeMap::new(),
         base: Base::default(),
         rlimits: Rlimits::new(),
+        level: None,
         host: HostFacts {
             hostname: "node".into(),
             capabilities: CapabilitySet::of([Cap::Chown, Cap::SysAdmin, Cap::NetAdmin]),
@@ -198,6 +202,7 @@ impl Case {
                 ..Handler::default()
             },
             rlimits: self.rlimits,
+            labels: selinux::labels(&sandbox, &container, self.level).unwrap(),
             host: &self.host,
         });
         serde_json::to_value(spec.unwrap()).unwrap()
@@ -634,7 +639,7 @@ fn capabilities() {
 fn labels_of_security_modules() {
     Case::with(|case| {
         case.host.apparmor = Some(strings(&["k8s-app"]));
-        case.host.selinux = true;
+        case.level = Some("s0:c3,c4");
         let security = case.security();
         security.apparmor = Some(SecurityProfile {
             profile_type: ProfileType::Localhost.into(),

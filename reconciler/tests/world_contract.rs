@@ -169,8 +169,8 @@ async fn a_root_file_system_is_mounted_once_and_unmounted() {
     let (lower, upper, work, target) = (dir("lower"), dir("upper"), dir("work"), dir("target"));
     std::fs::write(lower.join("file"), "below").unwrap();
     assert!(!files::is_mount_point(&target).unwrap());
-    mounts::mount_rootfs(std::slice::from_ref(&lower), &upper, &work, &target).unwrap();
-    mounts::mount_rootfs(std::slice::from_ref(&lower), &upper, &work, &target).unwrap();
+    mounts::mount_rootfs(std::slice::from_ref(&lower), &upper, &work, &target, None).unwrap();
+    mounts::mount_rootfs(std::slice::from_ref(&lower), &upper, &work, &target, None).unwrap();
     assert!(files::is_mount_point(&target).unwrap());
     assert_eq!(std::fs::read_to_string(target.join("file")).unwrap(), "below");
     std::fs::write(target.join("file"), "above").unwrap();

@@ -137,8 +137,8 @@ fn mounts() {
         let target = world.paths.shm(&uid(3));
         assert!(!mounts.is_mounted(&target).unwrap());
         files.make_dir(&target, DIR_MODE).unwrap();
-        mounts.shm(&target, 1 << 20).unwrap();
-        mounts.shm(&target, 1 << 20).unwrap();
+        mounts.shm(&target, 1 << 20, None).unwrap();
+        mounts.shm(&target, 1 << 20, None).unwrap();
         assert!(mounts.is_mounted(&target).unwrap());
         assert!(files.remove_dir(&target).is_err(), "it is busy");
         assert_eq!(

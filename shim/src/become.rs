@@ -357,7 +357,7 @@ fn console(number: u32) -> io::Result<()> {
 }
 
 /// Writes a file of /proc/self/attr, making sure that it is procfs's.
-fn attribute(name: &str, text: &str) -> io::Result<()> {
+pub fn attribute(name: &str, text: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).open(format!("/proc/self/attr/{name}"))?;
     if sys::fs_type(file.as_fd())? != libc::PROC_SUPER_MAGIC {
         return Err(io::Error::other("/proc is not procfs"));

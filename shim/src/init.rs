@@ -221,6 +221,8 @@ pub fn derive(spec: &Spec, pid: &PidNs) -> Result<Spec, String> {
     linux
         .set_seccomp(None)
         .set_rootfs_propagation(Some("private".into()))
+        // Those mounts that shall have it have it as an option: libcontainer gives it to cgroups and queues too.
+        .set_mount_label(None)
         .set_masked_paths(None)
         .set_readonly_paths(None);
     spec.set_mounts(Some(mounts::early(&spec)));
@@ -336,6 +338,35 @@ fn resource(kind: PosixRlimitType) -> libc::__rlimit_resource_t {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_label_of_files_is_an_option_of_own_file_systems() {
+        let mount = |kind: &str| {
+            let mut mount = oci_spec::runtime::Mount::default();
+            mount
+                .set_typ(Some(kind.into()))
+                .set_destination(format!("/{kind}").into());
+            mount
+        };
+        let mut spec = Spec::default();
+        let mut linux = spec.linux().clone().unwrap_or_default();
+        linux.set_mount_label(Some("u:object_r:t:s0:c1,c2".into()));
+        spec.set_mounts(Some(["tmpfs", "proc", "cgroup", "devpts"].map(mount).into()))
+            .set_linux(Some(linux));
+        let spec = derive(&spec, &PidNs::Own).unwrap();
+        assert_eq!(spec.linux().as_ref().unwrap().mount_label(), &None);
+        let labelled = |mount: &&oci_spec::runtime::Mount| {
+            let options = mount.options().as_deref().unwrap_or_default();
+            options.iter().any(|o| o == "context=u:object_r:t:s0:c1,c2")
+        };
+        let mounts = spec.mounts().as_deref().unwrap();
+        let labelled: Vec<_> = mounts
+            .iter()
+            .filter(labelled)
+            .map(|m| m.destination().to_str().unwrap())
+            .collect();
+        assert_eq!(labelled, ["/dev", "/tmpfs", "/devpts"]);
+    }
 
     #[test]
     fn libcontainer_gets_no_identity() {

@@ -99,7 +99,21 @@ pub fn early(spec: &Spec) -> Vec<Mount> {
             .set_options(Some(["nosuid", "mode=755", "size=64k"].map(String::from).into()));
         early.insert(0, dev);
     }
+    let label = spec.linux().as_ref().and_then(|linux| linux.mount_label().clone());
+    if let Some(label) = label.filter(|label| !label.is_empty()) {
+        early.iter_mut().for_each(|mount| add_label(mount, &label));
+    }
     early
+}
+
+/// The SELinux label of the files in it. Other kinds than these have labels of their own, or are shared with others.
+fn add_label(mount: &mut Mount, label: &str) {
+    if matches!(mount.typ().as_deref(), Some("tmpfs" | "devpts")) {
+        let mut options = mount.options().clone().unwrap_or_default();
+        // Not quoted, though it may hold commas: each option is handed over by itself (fsconfig(2)).
+        options.push(format!("context={label}"));
+        mount.set_options(Some(options));
+    }
 }
 
 impl Mounts {

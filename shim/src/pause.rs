@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use shim::api::PauseRequest;
 use shim::record::{self, Start};
 
-use crate::r#become::{fail, message};
+use crate::r#become::{attribute, fail, message};
 use crate::sys::{self, check};
 use crate::{cgroup, init};
 
@@ -171,7 +171,7 @@ fn steps(request: &PauseRequest, channel: RawFd) -> Result<(), String> {
     let pid = sys::fork_sibling(flags).map_err(told("fork"))?;
     if pid == 0 {
         drop(held.1);
-        match inside(&program, &held.0, !request.user.is_empty()) {
+        match inside(&program, &held.0, request) {
             Ok(never) => match never {},
             Err(error) => fail(channel, &format!("pause: {error}")),
         }
@@ -195,7 +195,7 @@ fn steps(request: &PauseRequest, channel: RawFd) -> Result<(), String> {
         .map_err(told("start the pause process"))
 }
 
-fn inside(program: &OwnedFd, held: &OwnedFd, mapped: bool) -> io::Result<std::convert::Infallible> {
+fn inside(program: &OwnedFd, held: &OwnedFd, request: &PauseRequest) -> io::Result<std::convert::Infallible> {
     let mut go = [0u8; 1];
     // SAFETY: one byte of room.
     if check(unsafe { libc::read(held.as_raw_fd(), go.as_mut_ptr().cast(), 1) } as i64)? != 1 {
@@ -203,10 +203,13 @@ fn inside(program: &OwnedFd, held: &OwnedFd, mapped: bool) -> io::Result<std::co
     }
     // SAFETY: no pointers. A session of its own.
     unsafe { libc::setsid() };
-    if mapped {
+    if !request.user.is_empty() {
         sys::become_root()?;
     }
-    empty_root()?;
+    if !request.process_label.is_empty() {
+        attribute("exec", &request.process_label)?;
+    }
+    empty_root(&request.mount_label)?;
     for cap in 0..64 {
         if sys::prctl(libc::PR_CAPBSET_DROP, cap).is_err() {
             break;
@@ -243,8 +246,8 @@ fn inside(program: &OwnedFd, held: &OwnedFd, mapped: bool) -> io::Result<std::co
     Err(io::Error::last_os_error())
 }
 
-/// An empty, read-only root; this process has a mount namespace of its own.
-fn empty_root() -> io::Result<()> {
+/// An empty, read-only root with a SELinux label, if any; this process has a mount namespace of its own.
+fn empty_root(label: &str) -> io::Result<()> {
     let mount =
         |source: Option<&CString>, target: &CString, kind: Option<&CString>, flags: u64, data: Option<&CString>| {
             let pointer = |text: Option<&CString>| text.map_or(std::ptr::null(), |text| text.as_ptr());
@@ -263,7 +266,11 @@ fn empty_root() -> io::Result<()> {
     let (root, over, tmpfs) = (CString::from(c"/"), CString::from(c"/proc"), CString::from(c"tmpfs"));
     mount(None, &root, None, libc::MS_REC | libc::MS_PRIVATE, None)?;
     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    let options = CString::from(c"mode=0555,size=4k,nr_inodes=1");
+    let label = match label {
+        "" => String::new(),
+        label => format!(",context=\"{label}\""),
+    };
+    let options = CString::new(format!("mode=0555,size=4k,nr_inodes=1{label}"))?;
     mount(Some(&tmpfs), &over, Some(&tmpfs), flags, Some(&options))?;
     // SAFETY: valid strings. pivot_root(".", ".") stacks the old root on the new one; then it is let go.
     unsafe {

@@ -114,6 +114,7 @@ fn the_pod_and_its_processes() {
             new_pid_ns: true,
             cgroup: "/pods/u1".into(),
             hostname: "web".into(),
+            ..PauseRequest::default()
         },
         concat!(
             "0a062f722f72756e12062f6e2f6e65741a062f6e2f69706322062f6e2f7574732a072f6e2f7573657230013a082f706f6473",

@@ -12,7 +12,7 @@ use state::sandbox::Profile;
 use state::{Container, PodSandbox};
 
 use super::spec::{self, HostFacts, Input, SandboxFiles, SpecError};
-use super::{Stand, cgroup_path, dir, image_volumes, seccomp, volumes};
+use super::{Stand, cgroup_path, dir, image_volumes, seccomp, selinux, volumes};
 use crate::config::handlers::{Program, Ready};
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
@@ -220,8 +220,10 @@ async fn configure(
     let path_of = |path: Option<PathBuf>| path.filter(|p| cx.world.netns.observe(p).is_ok());
     let stop_signal = spec::signal::stop_signal(&object.spec, &stand.config).map_err(refused)?;
     let cdi = spec::cdi::names(&object.spec.cdi_devices, &object.meta.annotations);
-    let images = image_volumes::ensure(cx, sandbox, object, stand).await?;
-    let (mounts, devices) = sources(object, images, host).await?;
+    let labels = selinux::labels(cx, sandbox, object)?;
+    let label = labels.mount.as_deref();
+    let images = image_volumes::ensure(cx, sandbox, object, stand, label).await?;
+    let (mounts, devices) = sources(object, images, host, label).await?;
     let live = cx.live();
     let seccomp = seccomp_context(object, host)?;
     let wish = object.spec.security.seccomp.as_ref().or(Some(&live.seccomp));
@@ -257,7 +259,7 @@ async fn configure(
         mounts,
         devices,
         cdi: spec::cdi::resolve(&cdi, &spec::cdi::DIRECTORIES).map_err(refused)?,
-        volumes: volumes::ensure(cx, object, stand).await?,
+        volumes: volumes::ensure(cx, object, stand, label).await?,
         annotations: through,
         handler: spec::Handler {
             privileged_without_host_devices: handler.privileged_without_host_devices,
@@ -266,6 +268,7 @@ async fn configure(
             foreign,
         },
         rlimits: live.rlimits.clone(),
+        labels,
         host,
     };
     let spec = spec::build(&input).map_err(refused)?;
@@ -274,19 +277,25 @@ async fn configure(
     Ok((spec, filter.map(|bytes| bytes.to_vec())))
 }
 
-/// What the host has at the paths that the record names. In a thread of its own: the file system there may hang.
+/// What the host has at the paths that the record names; the mounts that ask for it get the label. In a thread of its own: the file system there may hang.
 async fn sources(
     object: &Container,
     images: BTreeMap<usize, PathBuf>,
     host: &HostFacts,
+    label: Option<&str>,
 ) -> Result<(Vec<spec::ResolvedMount>, Vec<spec::ResolvedDevice>)> {
     if object.spec.mounts.is_empty() && object.spec.devices.is_empty() {
         return Ok((Vec::new(), Vec::new()));
     }
-    let (mounts, devices, host) = (object.spec.mounts.clone(), object.spec.devices.clone(), host.clone());
+    let (wishes, devices, host) = (object.spec.mounts.clone(), object.spec.devices.clone(), host.clone());
+    let label = label.map(str::to_owned);
     let found = tokio::task::spawn_blocking(move || {
-        let mounts = spec::resolve_mounts(&mounts, &images, &host)?;
-        Ok((mounts, spec::resolve_devices(&devices)?))
+        let mounts = spec::resolve_mounts(&wishes, &images, &host)?;
+        let devices = spec::resolve_devices(&devices)?;
+        if let Some(label) = label {
+            selinux::relabel(&wishes, &mounts, &label)?;
+        }
+        Ok((mounts, devices))
     });
     let found = found.await.map_err(|source| Error::Task {
         op: "look at mount sources",

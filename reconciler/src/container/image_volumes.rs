@@ -25,6 +25,7 @@ pub async fn ensure(
     sandbox: &PodSandbox,
     object: &Container,
     stand: &Stand,
+    label: Option<&str>,
 ) -> Result<BTreeMap<usize, PathBuf>> {
     let mut sources = BTreeMap::new();
     for (i, image) in &stand.volumes {
@@ -34,8 +35,9 @@ pub async fn ensure(
         let lower = cx.world.images.lower(&image.chain_ids)?;
         let user = sandbox::pins(&cx.world.paths, sandbox).user;
         let sub_path = wish.image_sub_path.clone();
+        let label = label.map(str::to_owned);
         let done = tokio::task::spawn_blocking(move || {
-            mount(&lower, &target, user.as_ref())?;
+            mount(&lower, &target, label.as_deref(), user.as_ref())?;
             Ok(directory(&target, Path::new(&sub_path)))
         });
         let done = done.await.map_err(|source| Error::Task {
@@ -54,16 +56,16 @@ pub async fn ensure(
     Ok(sources)
 }
 
-fn mount(lower: &[PathBuf], target: &Path, user: Option<&UserPin>) -> content::Result<()> {
+fn mount(lower: &[PathBuf], target: &Path, label: Option<&str>, user: Option<&UserPin>) -> content::Result<()> {
     let Some(user) = user else {
-        return mounts::mount_view(lower, target);
+        return mounts::mount_view(lower, target, label);
     };
     let pin = File::open(&user.path).map_err(content::Error::io("open", user.path.display()))?;
     let mapping = Mapping {
         userns: pin.as_fd(),
         root: user.root(),
     };
-    mounts::mount_view_mapped(lower, target, mapping)
+    mounts::mount_view_mapped(lower, target, label, mapping)
 }
 
 /// The directory of a mounted image that a sub path leads to; it cannot lead out of it.

@@ -71,7 +71,12 @@ impl Stage<ContainerKind> for Io {
             cx.world.files.make_their_dir(dir, 0o755).await?;
         }
         let fifos = cx.world.paths.fifos(&object.spec.sandbox, object.uid());
-        cx.world.files.make_dir(&fifos, DIR_MODE)
+        cx.world.files.make_dir(&fifos, DIR_MODE)?;
+        // What the shim makes in it has its type.
+        match super::selinux::labels(cx, &sandbox, object)?.mount {
+            Some(label) => cx.world.files.label(&fifos, &label),
+            None => Ok(()),
+        }
     }
 
     async fn undo(cx: &Context, object: &Container) -> Result<Undone> {

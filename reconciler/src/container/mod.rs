@@ -19,6 +19,7 @@ pub mod limits;
 mod log;
 mod rootfs;
 pub mod seccomp;
+mod selinux;
 pub mod spec;
 mod task;
 mod volumes;

@@ -50,7 +50,9 @@ impl Stage<ContainerKind> for Rootfs {
         let target = cx.world.paths.rootfs(&object.spec.sandbox, object.uid());
         cx.world.files.make_dir(&target, DIR_MODE)?;
         let sandbox = sandbox::of(cx, object)?;
+        let label = super::selinux::labels(cx, &sandbox, object)?.mount;
         let want = crate::world::Rootfs {
+            label,
             image: object.spec.image.requested.clone(),
             lower,
             upper: own.join("upper"),

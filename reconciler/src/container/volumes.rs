@@ -12,15 +12,20 @@ use super::{Stand, dir};
 use crate::engine::Context;
 use crate::error::{Error, Result};
 use crate::world::linux::content;
-use crate::world::linux::{images, mounts, seed};
+use crate::world::linux::{images, mounts, seed, selinux};
 use crate::world::paths::make_dir;
 
 /// Most volumes of one image.
 const MOST: usize = 256;
 
 /// Makes what is missing; answers each volume's directory by its path in the container. Where the image has a file it
-/// makes none: that file is the container's own already.
-pub async fn ensure(cx: &Context, object: &Container, stand: &Stand) -> Result<BTreeMap<String, PathBuf>> {
+/// makes none: that file is the container's own already. All files get the SELinux label.
+pub async fn ensure(
+    cx: &Context,
+    object: &Container,
+    stand: &Stand,
+    label: Option<&str>,
+) -> Result<BTreeMap<String, PathBuf>> {
     let clean = |path: &str| super::spec::clean(Path::new(path));
     let mounted = |path: &str| {
         object
@@ -46,6 +51,7 @@ pub async fn ensure(cx: &Context, object: &Container, stand: &Stand) -> Result<B
     make_dir(&own)?;
     let lower = cx.world.images.lower(&stand.chain_ids)?;
     let image = object.spec.image.requested.clone();
+    let label = label.map(str::to_owned);
     let done = tokio::task::spawn_blocking(move || {
         let view = mounts::detached(&lower)?;
         let mut volumes = BTreeMap::new();
@@ -58,6 +64,9 @@ pub async fn ensure(cx: &Context, object: &Container, stand: &Stand) -> Result<B
                 gone.or_else(absent).map_err(failed)?;
                 if !seed::tree(view.as_fd(), Path::new(&path), &half).map_err(failed)? {
                     continue;
+                }
+                if let Some(label) = &label {
+                    selinux::set_all(&half, label).map_err(failed)?;
                 }
                 fs::rename(&half, &target).map_err(failed)?;
             }

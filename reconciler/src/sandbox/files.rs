@@ -1,4 +1,4 @@
-//! Stage `files`: hostname, hosts, resolv.conf and /dev/shm (CRI contract, sandbox files). Its undo takes down the
+//! Stage `files`: hostname, hosts, resolv.conf, /dev/shm and SELinux level (CRI contract, sandbox files). Its undo takes down the
 //! images that containers had as volumes too.
 
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use state::PodSandbox;
 use state::sandbox::{Dns, NamespaceMode, SandboxKind};
 
+use super::selinux;
 use crate::engine::Context;
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::error::Result;
@@ -70,6 +71,9 @@ impl Stage<SandboxKind> for Files {
         if own_shm(object) && !shm {
             missing = missing.or(Some("shm"));
         }
+        if cx.world.selinux && selinux::level(&cx.world, object)?.is_none() {
+            missing = missing.or(Some("the SELinux level"));
+        }
         let images = cx.world.files.exists(&cx.world.paths.image_volumes(object.uid()));
         let mounted = shm || images;
         Ok(Have { missing, mounted })
@@ -90,6 +94,9 @@ impl Stage<SandboxKind> for Files {
 
     async fn act(cx: &Context, object: &PodSandbox, _: &Step) -> Result<()> {
         let files = paths(&cx.world.paths, object);
+        selinux::choose_level(cx, object)?;
+        let label = selinux::labels(&cx.world, object)?.mount;
+        let label = label.as_deref();
         let name = match object.spec.hostname.as_str() {
             "" => host_name(cx)?,
             name => name.to_owned(),
@@ -99,6 +106,7 @@ impl Stage<SandboxKind> for Files {
             Some(user) if cx.world.mounts.user_files().await == UserFiles::Copied => user.root(),
             _ => (0, 0),
         };
+        let owner = (owner, label);
         make(cx, &files.hostname, owner, || Ok(format!("{name}\n").into_bytes()))?;
         make(cx, &files.hosts, owner, || host_file(cx, "/etc/hosts"))?;
         make(cx, &files.resolv_conf, owner, || match &object.spec.dns {
@@ -107,7 +115,7 @@ impl Stage<SandboxKind> for Files {
         })?;
         if own_shm(object) {
             cx.world.files.make_dir(&files.shm, DIR_MODE)?;
-            cx.world.mounts.shm(&files.shm, SHM_BYTES)?;
+            cx.world.mounts.shm(&files.shm, SHM_BYTES, label)?;
         }
         Ok(())
     }
@@ -125,11 +133,17 @@ impl Stage<SandboxKind> for Files {
     }
 }
 
-fn make(cx: &Context, path: &Path, owner: (u32, u32), text: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+/// Makes a file that is not there, for its owner and with its SELinux label.
+fn make(
+    cx: &Context,
+    path: &Path,
+    (owner, label): ((u32, u32), Option<&str>),
+    text: impl FnOnce() -> Result<Vec<u8>>,
+) -> Result<()> {
     if cx.world.files.exists(path) {
         return Ok(());
     }
-    cx.world.files.replace_for(path, &text()?, owner)
+    cx.world.files.replace_for(path, &text()?, owner, label)
 }
 
 fn host_name(cx: &Context) -> Result<String> {

@@ -12,6 +12,7 @@ mod files;
 mod netns;
 pub mod network;
 mod pause;
+pub mod selinux;
 mod shim;
 
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use shim::record::RunRecord;
 use state::PodSandbox;
 use state::sandbox::{SandboxKind, SandboxStatus};
 
-use super::{cgroup_path, netns, shares_pid};
+use super::{cgroup_path, netns, selinux, shares_pid};
 use crate::engine::stage::{Stage, Step, Undone, Why};
 use crate::engine::{Context, live};
 use crate::error::{Class, Error, Result};
@@ -70,6 +70,7 @@ impl Stage<SandboxKind> for Pause {
         cx.world.runs.add(&dir)?;
         let pins = netns::pins(paths, object);
         let path = |path: Option<std::path::PathBuf>| path.map(|p| p.display().to_string()).unwrap_or_default();
+        let labels = selinux::labels(&cx.world, object)?;
         let request = shim::api::PauseRequest {
             record: Paths::run_record(&dir).display().to_string(),
             netns: path(pins.net),
@@ -79,6 +80,8 @@ impl Stage<SandboxKind> for Pause {
             new_pid_ns: shares_pid(&object.spec),
             cgroup: cgroup_path(cx, object, object.uid()),
             hostname: String::new(),
+            process_label: labels.process.unwrap_or_default(),
+            mount_label: labels.mount.unwrap_or_default(),
         };
         let started = client.pause(request).await.map_err(|e| {
             let by_caller = e.code() == Some(shim::Code::InvalidArgument);

@@ -47,6 +47,8 @@ pub struct World {
     pub cgroups: Arc<dyn Cgroups>,
     /// Are they systemd's scopes (CRI RuntimeConfig `cgroup_driver`)?
     pub systemd: bool,
+    /// Are processes and files labelled for SELinux?
+    pub selinux: bool,
     pub network: Arc<dyn Network>,
     pub images: Arc<dyn Images>,
     pub shims: Arc<dyn Shims>,
@@ -69,9 +71,9 @@ pub trait Files: Send + Sync {
     fn read(&self, path: &Path) -> Result<Option<Vec<u8>>>;
     /// Writes under a temporary name and renames. Not flushed.
     fn replace(&self, path: &Path, text: &[u8]) -> Result<()>;
-    /// The same, for a file that belongs to this user and group.
-    fn replace_for(&self, path: &Path, text: &[u8], owner: (u32, u32)) -> Result<()> {
-        let _ = owner; // only a real node has owners
+    /// The same, for a file that belongs to this user and group and has this SELinux label.
+    fn replace_for(&self, path: &Path, text: &[u8], owner: (u32, u32), label: Option<&str>) -> Result<()> {
+        let _ = (owner, label); // only a real node has them
         self.replace(path, text)
     }
     /// Absent is success.
@@ -86,6 +88,10 @@ pub trait Files: Send + Sync {
         self.make_dir(path, mode)
     }
     fn set_mode(&self, path: &Path, mode: u32) -> Result<()>;
+    /// Gives a file a SELinux label.
+    fn label(&self, _path: &Path, _label: &str) -> Result<()> {
+        Ok(()) // only a real node has them
+    }
     /// The children of a directory, by name; an absent one has none.
     fn list(&self, dir: &Path) -> Result<Vec<Entry>>;
     /// Removes an empty directory; absent is success.
@@ -117,6 +123,8 @@ pub struct Rootfs {
     pub target: PathBuf,
     /// The pod's own user namespace.
     pub user: Option<UserPin>,
+    /// The SELinux label of its files.
+    pub label: Option<String>,
 }
 
 /// Mounts below our directories.
@@ -130,8 +138,8 @@ pub trait Mounts: Send + Sync {
     fn unmount(&self, path: &Path) -> Result<()>;
     /// Takes the topmost mount off a path and leaves the path.
     fn unmount_only(&self, path: &Path) -> Result<()>;
-    /// Mounts a pod's shared memory, `bytes` big, unless it is.
-    fn shm(&self, path: &Path, bytes: u64) -> Result<()>;
+    /// Mounts a pod's shared memory, `bytes` big, unless it is; its files have the SELinux label.
+    fn shm(&self, path: &Path, bytes: u64, label: Option<&str>) -> Result<()>;
     /// Mounts a tmpfs for a volume, `bytes` big (0: no bound), unless it is.
     fn tmpfs(&self, path: &Path, bytes: u64) -> Result<()>;
     async fn rootfs(&self, want: Rootfs) -> Result<()>;
@@ -403,6 +411,7 @@ impl World {
             usage: Some(cgroups),
             cgroups: driver,
             systemd,
+            selinux: linux::selinux::is_on(),
             clock,
             paths,
         })

@@ -73,6 +73,7 @@ pub fn world(sim: &Arc<Sim>) -> (World, Part) {
         shims: shared.clone(),
         runs: shared,
         systemd: false,
+        selinux: false,
         usage: None,
     };
     (world, part)
@@ -256,7 +257,7 @@ impl Mounts for Part {
         })
     }
 
-    fn shm(&self, path: &Path, _: u64) -> Result<()> {
+    fn shm(&self, path: &Path, _: u64, _: Option<&str>) -> Result<()> {
         self.mount(path)
     }
 

@@ -64,7 +64,6 @@ pub struct HostFacts {
     pub devices: Vec<DeviceNode>,
     /// Loaded AppArmor profiles; `None` where AppArmor is off.
     pub apparmor: Option<Vec<String>>,
-    pub selinux: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +119,6 @@ impl HostFacts {
             cgroup_v1,
             devices: nodes_below(Path::new("/dev"), &SKIPPED_DEVICES)?,
             apparmor: apparmor(),
-            selinux: Path::new("/sys/fs/selinux/enforce").exists(),
         })
     }
 

@@ -28,6 +28,7 @@ mod namespaces;
 mod process;
 pub mod resources;
 mod security;
+pub mod selinux;
 pub mod signal;
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,7 @@ use crate::config::values::Rlimits;
 pub use base::Base;
 pub use host::{DeviceNode, HostFacts, ResolvedDevice, ResolvedMount, resolve_devices, resolve_mounts};
 pub use mounts::clean;
+pub use selinux::Labels;
 
 /// Version of the OCI runtime specification that is written.
 const OCI_VERSION: &str = "1.2.0";
@@ -85,6 +87,7 @@ pub struct Input<'a> {
     pub handler: Handler,
     /// Limits of the process by name; what is not among them is as the daemon has it.
     pub rlimits: Rlimits,
+    pub labels: Labels,
     pub host: &'a HostFacts,
 }
 
@@ -223,6 +226,7 @@ fn linux(input: &Input, nodes: Vec<oci_spec::runtime::LinuxDevice>) -> Result<Li
                 .as_ref()
                 .and_then(|foreign| foreign.seccomp.clone()),
         )
+        .set_mount_label(input.labels.mount.clone())
         .set_rootfs_propagation(Some(mounts::rootfs_propagation(input)))
         .set_masked_paths(Some(security::listed(input, &spec.security.masked_paths)))
         .set_readonly_paths(Some(security::listed(input, &spec.security.readonly_paths)));

@@ -31,7 +31,7 @@ pub fn process(input: &Input) -> Result<Process> {
         .set_capabilities(Some(capability::sets(&spec.security, input.host.capabilities)?))
         .set_no_new_privileges(Some(spec.security.no_new_privs))
         .set_apparmor_profile(security::apparmor(input)?)
-        .set_selinux_label(security::selinux(input)?)
+        .set_selinux_label(input.labels.process.clone())
         .set_oom_score_adj(Some(adj))
         .set_rlimits(rlimits(input));
     Ok(process)

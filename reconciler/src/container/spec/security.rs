@@ -1,7 +1,7 @@
 //! Checks across fields, and the labels of the security modules (CRI `LinuxContainerSecurityContext`).
 
 use state::container::{Mount, Propagation};
-use state::sandbox::{IdMapping, NamespaceMode, Profile, SeLinux};
+use state::sandbox::{IdMapping, NamespaceMode, Profile};
 
 use super::{Input, Result, SpecError};
 
@@ -143,91 +143,5 @@ pub fn apparmor(input: &Input) -> Result<Option<String>> {
             field,
             format!("the profile `{reference}` is not loaded; see apparmor_parser(8)"),
         )),
-    }
-}
-
-/// The SELinux label of the process; the container's wish, else the sandbox's.
-///
-/// A wish is checked on every node. Where SELinux is off it has no effect: pods name labels for the nodes that have it.
-pub fn selinux(input: &Input) -> Result<Option<String>> {
-    let security = &input.container.spec.security;
-    let (field, wish) = match (&security.selinux, &input.sandbox.spec.security.selinux) {
-        (Some(own), _) => ("spec.security.selinux.level", own),
-        (None, Some(sandbox)) => ("sandbox: spec.security.selinux.level", sandbox),
-        (None, None) => return Ok(None),
-    };
-    if !valid_level(&wish.level) {
-        let reason = format!("`{}` is not a level such as s0, s0:c1,c2 or s0-s0:c0.c1023", wish.level);
-        return Err(SpecError::invalid(field, reason));
-    }
-    Ok((input.host.selinux && !security.privileged).then(|| label(wish)))
-}
-
-fn label(wish: &SeLinux) -> String {
-    let or = |value: &str, default: &str| {
-        if value.is_empty() {
-            default.to_string()
-        } else {
-            value.to_string()
-        }
-    };
-    [
-        or(&wish.user, "system_u"),
-        or(&wish.role, "system_r"),
-        or(&wish.kind, "container_t"),
-        or(&wish.level, "s0"),
-    ]
-    .join(":")
-}
-
-/// `s0`, `s0-s0`, `s0:c1,c2`, `s0:c0.c3`; empty is the default.
-fn valid_level(level: &str) -> bool {
-    let number = |text: &str, letter: char, max: u32| {
-        let digits = text
-            .strip_prefix(letter)
-            .filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
-        digits.and_then(|d| d.parse::<u32>().ok()).is_some_and(|n| n <= max)
-    };
-    let range = |text: &str| text.splitn(2, '.').all(|one| number(one, 'c', 1023));
-    let one = |text: &str| match text.split_once(':') {
-        None => number(text, 's', 15),
-        Some((level, categories)) => number(level, 's', 15) && categories.split(',').all(range),
-    };
-    level.is_empty() || level.splitn(2, '-').all(one)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn levels() {
-        for good in [
-            "",
-            "s0",
-            "s0-s0",
-            "s0:c1",
-            "s0:c1,c2",
-            "s0-s0:c0.c1023",
-            "s0:c1.c3,c7",
-            "s15:c1",
-        ] {
-            assert!(valid_level(good), "{good}");
-        }
-        for bad in [
-            "s",
-            "c1",
-            "s0:",
-            "s0:c",
-            "s0:c1024",
-            "s0:c1,",
-            "s0-",
-            "s0 ",
-            "s0:x1",
-            "s16",
-            "s0:c1.c2.c3",
-        ] {
-            assert!(!valid_level(bad), "{bad}");
-        }
     }
 }

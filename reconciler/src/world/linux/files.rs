@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use shim::record::{self, End, RunRecord};
 
 use super::images::failed;
+use super::selinux;
 use super::shims;
 use super::trash::Trash;
 use crate::error::{Error, Result};
@@ -39,10 +40,10 @@ impl crate::world::Files for Files {
     }
 
     fn replace(&self, path: &Path, text: &[u8]) -> Result<()> {
-        self.replace_for(path, text, (0, 0))
+        self.replace_for(path, text, (0, 0), None)
     }
 
-    fn replace_for(&self, path: &Path, text: &[u8], (uid, gid): (u32, u32)) -> Result<()> {
+    fn replace_for(&self, path: &Path, text: &[u8], (uid, gid): (u32, u32), label: Option<&str>) -> Result<()> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let temp = path.with_file_name(name);
@@ -51,8 +52,15 @@ impl crate::world::Files for Files {
         if (uid, gid) != (0, 0) {
             std::os::unix::fs::chown(&temp, Some(uid), Some(gid)).map_err(Error::io("chown", &temp))?;
         }
+        if let Some(label) = label {
+            selinux::set(&temp, label).map_err(Error::io("label", &temp))?;
+        }
         shim::fault::check("file.replace.torn").map_err(Error::io("rename", path))?;
         fs::rename(&temp, path).map_err(Error::io("rename", path))
+    }
+
+    fn label(&self, path: &Path, label: &str) -> Result<()> {
+        selinux::set(path, label).map_err(Error::io("label", path))
     }
 
     fn unlink(&self, path: &Path) -> Result<()> {

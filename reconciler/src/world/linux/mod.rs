@@ -20,6 +20,7 @@ pub mod passwd;
 pub mod pull;
 pub mod registry;
 pub mod seed;
+pub mod selinux;
 pub mod shims;
 pub mod stop;
 pub mod systemd;

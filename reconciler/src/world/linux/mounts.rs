@@ -4,6 +4,7 @@
 //! their number nor odd characters in paths matter. Kernels before 6.5 lack `lowerdir+`: there mount(2) gets the layers
 //! as `/proc/self/fd/N`, which keeps the option string within its one page.
 
+mod overlay;
 mod probe;
 mod table;
 
@@ -28,28 +29,19 @@ use super::images::failed;
 use super::unpack::settle::Shift;
 use crate::world::Rootfs;
 
+use overlay::{Overlay, context, detached_by_options, mount_overlay, overlay};
 pub use probe::{UserFiles, probe, user_files};
 pub use table::{Mount, MountTable};
 
-/// Layers must not redirect look-ups (`redirect_dir`, `metacopy`) nor depend on what lay below before (`index`).
-const OPTIONS: [(&CStr, &CStr); 3] = [
-    (c"index", c"off"),
-    (c"metacopy", c"off"),
-    (c"redirect_dir", c"nofollow"),
-];
-/// Longest string that fsconfig(2) takes.
-const STRING: usize = 255;
-
-const FSCONFIG_SET_STRING: libc::c_uint = 1;
 const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
 const FSOPEN_CLOEXEC: libc::c_uint = 1;
 const FSMOUNT_CLOEXEC: libc::c_uint = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
 const MOUNT_ATTR_RDONLY: libc::c_uint = 1;
 
-/// Mounts an overlay of `lower` (top first) with `upper` and `work` at `target`, making these directories if need be.
-/// An overlay that is mounted there already is left as it is: a second one on a live upper directory would damage it.
-pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path) -> Result<()> {
+/// Mounts an overlay of `lower` (top first) with `upper` and `work` at `target`, making these directories if need be;
+/// all its files have the SELinux `label`. An overlay that is mounted there already is left as it is: a second one on a live upper directory would damage it.
+pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path, label: Option<&str>) -> Result<()> {
     match observe(target)? {
         Some(Mounted {
             kind: FsKind::Overlay, ..
@@ -74,7 +66,8 @@ pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path)
         lower = &empty;
     }
     fault::point("mounts.rootfs.before");
-    mount_overlay(lower, Some((upper, work)), target)
+    let upper = Some((upper, work));
+    mount_overlay(&Overlay { lower, upper, label }, target)
         .map_err(Error::io("mount the root file system at", target.display()))?;
     fault::point("mounts.rootfs.after");
     Ok(())
@@ -96,6 +89,7 @@ pub fn mount_rootfs_mapped(
     upper: &Path,
     work: &Path,
     target: &Path,
+    label: Option<&str>,
     mapping: Mapping<'_>,
 ) -> Result<bool> {
     if observe(target)?.is_some() {
@@ -113,7 +107,7 @@ pub fn mount_rootfs_mapped(
         fs::create_dir_all(upper).map_err(Error::io("create directory", upper.display()))?;
         let (uid, gid) = mapping.root;
         std::os::unix::fs::chown(upper, Some(uid), Some(gid)).map_err(Error::io("chown", upper.display()))?;
-        mount_rootfs(&mapped, upper, work, target)
+        mount_rootfs(&mapped, upper, work, target, label)
     });
     // Overlay has its own clones by now.
     let cleared = clear_scratch(&scratch);
@@ -127,21 +121,32 @@ fn no_mapping(e: &Error) -> bool {
 }
 
 /// As [`mount_view`], with the owners that `mapping` gives. `target`'s directory is used for what this takes.
-pub fn mount_view_mapped(lower: &[PathBuf], target: &Path, mapping: Mapping<'_>) -> Result<()> {
+pub fn mount_view_mapped(lower: &[PathBuf], target: &Path, label: Option<&str>, mapping: Mapping<'_>) -> Result<()> {
     if observe(target)?.is_some() {
         return Ok(());
     }
-    // Overlay wants two layers.
+    let empty = empty_beside(target)?;
+    let scratch = target.with_file_name("mapped");
+    let outcome = map_all(lower, &scratch, mapping).and_then(|mut lower| {
+        lower.push(empty);
+        view(&lower, label, target).map_err(Error::io("mount an image at", target.display()))
+    });
+    outcome.and(clear_scratch(&scratch))
+}
+
+/// Overlay wants two layers: makes a mount point and, beside it, an empty one.
+fn empty_beside(target: &Path) -> Result<PathBuf> {
     let empty = target.with_file_name("empty");
     for dir in [target, &empty] {
         fs::create_dir_all(dir).map_err(Error::io("create directory", dir.display()))?;
     }
-    let scratch = target.with_file_name("mapped");
-    let outcome = map_all(lower, &scratch, mapping).and_then(|mut lower| {
-        lower.push(empty);
-        mount_overlay(&lower, None, target).map_err(Error::io("mount an image at", target.display()))
-    });
-    outcome.and(clear_scratch(&scratch))
+    Ok(empty)
+}
+
+/// A read-only overlay.
+fn view(lower: &[PathBuf], label: Option<&str>, target: &Path) -> nix::Result<()> {
+    let upper = None;
+    mount_overlay(&Overlay { lower, upper, label }, target)
 }
 
 /// Mounts of the layers that show mapped owners. They must be attached somewhere while overlay takes its clones: it
@@ -210,35 +215,54 @@ pub fn detached(lower: &[PathBuf]) -> Result<OwnedFd> {
         .first()
         .map_or_else(|| "no layers".into(), |top| top.display().to_string());
     let failed = |e: Errno| Error::io("mount a view of", &shown)(e);
+    let layers = Overlay {
+        lower,
+        upper: None,
+        label: None,
+    };
     match lower {
         [] => nothing().map_err(failed),
         // Overlay wants two. (A whiteout may show here as the device that it is.)
         [one] => open_path(one).map_err(failed),
-        _ => match overlay(lower, None, MOUNT_ATTR_RDONLY) {
+        _ => match overlay(&layers, MOUNT_ATTR_RDONLY) {
             Ok(fd) => Ok(fd),
-            Err(Errno::EINVAL | Errno::ENOSYS) => detached_by_options(lower).map_err(failed),
+            Err(Errno::EINVAL | Errno::ENOSYS) => detached_by_options(&layers).map_err(failed),
             Err(e) => Err(failed(e)),
         },
     }
 }
 
 /// For a file system that overlay or id-mapped mounts do not work on: a copy of the layers, made once at `copy`, shown
-/// at `target`; with a shift, its owners are those of a user namespace.
-pub fn mount_copy(lower: &[PathBuf], copy: &Path, target: &Path, shift: Option<&Shift>) -> Result<()> {
+/// at `target`; with a shift, its owners are those of a user namespace, with a SELinux label its files have that.
+pub fn mount_copy(
+    lower: &[PathBuf],
+    copy: &Path,
+    target: &Path,
+    shift: Option<&Shift>,
+    label: Option<&str>,
+) -> Result<()> {
     if observe(target)?.is_some() {
         return Ok(());
     }
     super::copy::merge(lower, copy, shift)?;
+    if let Some(label) = label {
+        super::selinux::set_all(copy, label).map_err(Error::io("label", copy.display()))?;
+    }
     fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
     mount(Some(copy), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .map_err(Error::io("mount the root file system at", target.display()))
 }
 
 /// Mounts the merged, read-only view of `lower` (top first) at `target`, which is made if need be. What is mounted
-/// there already stays.
-pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
+/// there already stays. With a SELinux label all its files have that.
+pub fn mount_view(lower: &[PathBuf], target: &Path, label: Option<&str>) -> Result<()> {
     if observe(target)?.is_some() {
         return Ok(());
+    }
+    if label.is_some() && !lower.is_empty() {
+        // A bind mount has no label of its own.
+        let lower = [lower, &[empty_beside(target)?]].concat();
+        return view(&lower, label, target).map_err(Error::io("mount an image at", target.display()));
     }
     fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
     let failed = |e: Errno| Error::io("mount an image at", target.display())(e);
@@ -250,7 +274,7 @@ pub fn mount_view(lower: &[PathBuf], target: &Path) -> Result<()> {
             let flags = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
             bind(one, flags)
         }),
-        _ => mount_overlay(lower, None, target),
+        _ => view(lower, None, target),
     };
     mounted.map_err(failed)
 }
@@ -277,53 +301,6 @@ fn open_path(path: &Path) -> nix::Result<OwnedFd> {
         OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
         Mode::empty(),
     )
-}
-
-/// A path that fits, and the descriptor that it may lean on.
-fn short(path: &Path) -> nix::Result<(CString, Option<OwnedFd>)> {
-    if path.as_os_str().len() <= STRING {
-        return Ok((
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?,
-            None,
-        ));
-    }
-    let fd = open_path(path)?;
-    let name = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(|_| Errno::EINVAL)?;
-    Ok((name, Some(fd)))
-}
-
-/// An overlay attached nowhere. EINVAL: this kernel does not know `lowerdir+`, or really something else; mount(2),
-/// which is tried then, tells.
-fn overlay(lower: &[PathBuf], upper: Option<(&Path, &Path)>, attributes: libc::c_uint) -> nix::Result<OwnedFd> {
-    // SAFETY: the name is NUL-terminated; a descriptor that the kernel answers is ours.
-    let fs = unsafe { fd_from(libc::syscall(libc::SYS_fsopen, c"overlay".as_ptr(), FSOPEN_CLOEXEC))? };
-    let mut kept = Vec::new();
-    let mut set_path = |key: &CStr, path: &Path| {
-        let (path, fd) = short(path)?;
-        kept.extend(fd);
-        configure(&fs, FSCONFIG_SET_STRING, Some((key, &path)))
-    };
-    for layer in lower {
-        set_path(c"lowerdir+", layer)?;
-    }
-    if let Some((upper, work)) = upper {
-        set_path(c"upperdir", upper)?;
-        set_path(c"workdir", work)?;
-    }
-    configure(&fs, FSCONFIG_SET_STRING, Some((c"source", c"overlay")))?;
-    for (key, value) in OPTIONS {
-        configure(&fs, FSCONFIG_SET_STRING, Some((key, value)))?;
-    }
-    configure(&fs, FSCONFIG_CMD_CREATE, None)?;
-    // SAFETY: only numbers are passed; a descriptor that the kernel answers is ours.
-    unsafe {
-        fd_from(libc::syscall(
-            libc::SYS_fsmount,
-            fs.as_raw_fd(),
-            FSMOUNT_CLOEXEC,
-            attributes,
-        ))
-    }
 }
 
 fn configure(fs: &OwnedFd, command: libc::c_uint, pair: Option<(&CStr, &CStr)>) -> nix::Result<()> {
@@ -355,54 +332,6 @@ fn attach(mount: &OwnedFd, target: &Path) -> nix::Result<()> {
         )
     };
     Errno::result(result).map(drop)
-}
-
-/// Mounts an overlay at `target`, read-only without an upper layer.
-fn mount_overlay(lower: &[PathBuf], upper: Option<(&Path, &Path)>, target: &Path) -> nix::Result<()> {
-    let attributes = if upper.is_none() { MOUNT_ATTR_RDONLY } else { 0 };
-    match overlay(lower, upper, attributes) {
-        Ok(fd) => attach(&fd, target),
-        Err(Errno::EINVAL | Errno::ENOSYS) => mount_by_options(lower, upper, target),
-        Err(e) => Err(e),
-    }
-}
-
-/// For kernels before 6.5.
-fn mount_by_options(lower: &[PathBuf], upper: Option<(&Path, &Path)>, target: &Path) -> nix::Result<()> {
-    let mut kept = Vec::new();
-    let mut link = |path: &Path| -> nix::Result<String> {
-        let fd = open_path(path)?;
-        let text = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        kept.push(fd);
-        Ok(text)
-    };
-    let layers = lower.iter().map(|l| link(l)).collect::<nix::Result<Vec<_>>>()?;
-    let mut options = format!("lowerdir={}", layers.join(":"));
-    let mut flags = MsFlags::empty();
-    match upper {
-        Some((upper, work)) => {
-            options.push_str(&format!(",upperdir={},workdir={}", link(upper)?, link(work)?));
-        }
-        None => flags |= MsFlags::MS_RDONLY,
-    }
-    for (key, value) in OPTIONS {
-        options.push_str(&format!(",{}={}", key.to_string_lossy(), value.to_string_lossy()));
-    }
-    mount(Some("overlay"), target, Some("overlay"), flags, Some(options.as_str()))
-}
-
-fn detached_by_options(lower: &[PathBuf]) -> nix::Result<OwnedFd> {
-    let point = std::env::temp_dir().join(format!("reconcile-view-{}", token()));
-    fs::DirBuilder::new()
-        .create(&point)
-        .map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO)))?;
-    let view = mount_by_options(lower, None, &point).and_then(|()| {
-        // The descriptor keeps the file system when the mount point is gone.
-        let view = open_path(&point);
-        umount2(&point, MntFlags::MNT_DETACH).and(view)
-    });
-    let _ = fs::remove_dir(&point);
-    view
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -487,8 +416,8 @@ fn holder(target: &Path) -> Option<i32> {
     None
 }
 
-/// Mounts a tmpfs for /dev/shm of `size` bytes, mode 1777; one that is mounted there already is left as it is.
-pub fn mount_shm(target: &Path, size: u64) -> Result<()> {
+/// Mounts a tmpfs for /dev/shm of `size` bytes, mode 1777, with a SELinux label; one that is mounted there already is left as it is.
+pub fn mount_shm(target: &Path, size: u64, label: Option<&str>) -> Result<()> {
     match observe(target)? {
         Some(Mounted {
             kind: FsKind::Tmpfs, ..
@@ -503,7 +432,7 @@ pub fn mount_shm(target: &Path, size: u64) -> Result<()> {
     }
     fs::create_dir_all(target).map_err(Error::io("create directory", target.display()))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let options = format!("mode=1777,size={size}");
+    let options = format!("mode=1777,size={size}{}", context(label));
     mount(Some("shm"), target, Some("tmpfs"), flags, Some(options.as_str()))
         .map_err(Error::io("mount shared memory at", target.display()))
 }
@@ -547,8 +476,8 @@ impl crate::world::Mounts for Mounts {
         files::unmount_only(path)
     }
 
-    fn shm(&self, path: &Path, bytes: u64) -> crate::Result<()> {
-        mount_shm(path, bytes).map_err(failed("/dev/shm"))
+    fn shm(&self, path: &Path, bytes: u64, label: Option<&str>) -> crate::Result<()> {
+        mount_shm(path, bytes, label).map_err(failed("/dev/shm"))
     }
 
     fn tmpfs(&self, path: &Path, bytes: u64) -> crate::Result<()> {
@@ -606,10 +535,11 @@ fn mount_as(want: &Rootfs, overlay: bool) -> Result<()> {
         target,
         ..
     } = want;
+    let label = want.label.as_deref();
     let Some(user) = &want.user else {
         return match overlay {
-            true => mount_rootfs(lower, upper, work, target),
-            false => mount_copy(lower, upper, target, None),
+            true => mount_rootfs(lower, upper, work, target, label),
+            false => mount_copy(lower, upper, target, None, label),
         };
     };
     let pin = fs::File::open(&user.path).map_err(Error::io("open", user.path.display()))?;
@@ -617,14 +547,14 @@ fn mount_as(want: &Rootfs, overlay: bool) -> Result<()> {
         userns: pin.as_fd(),
         root: user.root(),
     };
-    if overlay && mount_rootfs_mapped(lower, upper, work, target, mapping)? {
+    if overlay && mount_rootfs_mapped(lower, upper, work, target, label, mapping)? {
         return Ok(());
     }
     let shift = Shift {
         uids: user.uids.clone(),
         gids: user.gids.clone(),
     };
-    mount_copy(lower, upper, target, Some(&shift))
+    mount_copy(lower, upper, target, Some(&shift), label)
 }
 
 /// Root of a user namespace is another user on the host, and must reach its root file system.

@@ -11,6 +11,13 @@ fn magic(fd: BorrowedFd<'_>) -> CString {
     CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default()
 }
 
+fn in_dir(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<CString> {
+    let mut path = magic(dir).into_bytes();
+    path.push(b'/');
+    path.extend(name);
+    CString::new(path).map_err(|_| Errno::EINVAL)
+}
+
 pub fn set(fd: BorrowedFd<'_>, name: &CStr, value: &[u8]) -> nix::Result<()> {
     // SAFETY: both names are NUL-terminated, and the value is as long as stated; all outlive the call.
     let result = unsafe { libc::setxattr(magic(fd).as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
@@ -25,13 +32,17 @@ pub fn remove(fd: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
 
 /// On the last component of `name` in `dir` itself, also if it is a symbolic link.
 pub fn set_at(dir: BorrowedFd<'_>, name: &[u8], key: &CStr, value: &[u8]) -> nix::Result<()> {
-    let mut path = magic(dir).into_bytes();
-    path.push(b'/');
-    path.extend(name);
-    let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
+    let path = in_dir(dir, name)?;
     // SAFETY: as in `set`.
     let result = unsafe { libc::lsetxattr(path.as_ptr(), key.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
     Errno::result(result).map(drop)
+}
+
+/// Of the last component of `name` in `dir` itself, also if it is a symbolic link.
+pub fn get_at(dir: BorrowedFd<'_>, name: &[u8], key: &CStr) -> nix::Result<Vec<u8>> {
+    let path = in_dir(dir, name)?;
+    // SAFETY: both names are NUL-terminated, the buffer as long as stated.
+    sized(|buf| unsafe { libc::lgetxattr(path.as_ptr(), key.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) })
 }
 
 /// All attributes; a file system without any gives none.

@@ -51,7 +51,7 @@ async fn mounted(client: &Client, args: &Mount) -> Result<PathBuf> {
     }
     let lower = layers.lower(&image.chain_ids)?;
     let to = target.clone();
-    tokio::task::spawn_blocking(move || mounts::mount_view(&lower, &to)).await??;
+    tokio::task::spawn_blocking(move || mounts::mount_view(&lower, &to, None)).await??;
     Ok(target)
 }
 

@@ -28,6 +28,8 @@ struct Case {
     volumes: BTreeMap<String, PathBuf>,
     handler: Handler,
     rlimits: Rlimits,
+    /// The sandbox's SELinux level.
+    level: Option<&'static str>,
     host: HostFacts,
 }
 
@@ -83,6 +85,7 @@ impl Default for Case {
             volumes: BTreeMap::new(),
             handler: Handler::default(),
             rlimits: Rlimits::new(),
+            level: None,
             host,
         }
     }
@@ -112,6 +115,7 @@ impl Case {
             .collect();
         let spec = build(&Input {
             rlimits: self.rlimits,
+            labels: super::selinux::labels(&sandbox, &container, self.level)?,
             sandbox: &sandbox,
             container: &container,
             image: &self.image,

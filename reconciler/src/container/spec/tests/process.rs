@@ -137,19 +137,32 @@ fn security_modules() {
     };
     let case = |on: bool, privileged: bool, level: &str| {
         Case::with(|case| {
-            case.host.selinux = on;
+            case.level = on.then_some("s0:c3,c4");
             case.container.security.selinux = selinux(level);
             (case.container.security.privileged, case.sandbox.security.privileged) = (privileged, privileged);
         })
     };
     let label = json!("system_u:system_r:container_t:s0:c1,c2");
     case(true, false, "s0:c1,c2").gives(&[("/process/selinuxLabel", label.clone())]);
-    case(true, true, "s0:c1,c2").gives(&[("/process/selinuxLabel", Value::Null)]);
+    case(true, true, "s0:c1,c2").gives(&[("/process/selinuxLabel", json!("system_u:system_r:spc_t:s0"))]);
+    case(true, false, "").gives(&[
+        ("/process/selinuxLabel", json!("system_u:system_r:container_t:s0:c3,c4")),
+        (
+            "/linux/mountLabel",
+            json!("system_u:object_r:container_file_t:s0:c3,c4"),
+        ),
+    ]);
     case(false, false, "s0:c1,c2").gives(&[("/process/selinuxLabel", Value::Null)]);
     case(false, false, "high").fails("spec.security.selinux.level: `high`");
     let inherited = Case::with(|case| {
-        case.host.selinux = true;
+        case.level = Some("s0:c3,c4");
         case.sandbox.security.selinux = selinux("s0:c1,c2");
     });
-    inherited.gives(&[("/process/selinuxLabel", label)]);
+    inherited.gives(&[
+        ("/process/selinuxLabel", label),
+        (
+            "/linux/mountLabel",
+            json!("system_u:object_r:container_file_t:s0:c1,c2"),
+        ),
+    ]);
 }

@@ -85,7 +85,7 @@ fn try_overlay(dir: &Path) -> Result<()> {
     make_opaque(open(&lower[0].join("opaque"))?.as_fd())
         .map_err(|e| failed("mark a directory as opaque for")(e.into()))?;
     let merged = dir.join("merged");
-    mount_rootfs(&lower, &dir.join("upper"), &dir.join("work"), &merged)?;
+    mount_rootfs(&lower, &dir.join("upper"), &dir.join("work"), &merged, None)?;
     fs::write(merged.join("new"), "").map_err(failed("write to"))?;
     let seen = |name: &str| fs::symlink_metadata(merged.join(name)).is_ok();
     if seen("gone") || seen("opaque/gone") {

@@ -1,5 +1,6 @@
 //! Root file systems on the real kernel.
 
+use super::overlay::mount_by_options;
 use super::*;
 use crate::world::linux::unpack::confined;
 use std::os::fd::AsFd;
@@ -22,10 +23,10 @@ fn many_layers_with_odd_and_long_names() {
     let at = |name: &str| root.path().join(name);
     let target = at("target");
     assert_eq!(observe(&target).unwrap(), None);
-    mount_rootfs(&lower, &at("upper"), &at("work"), &target).unwrap();
+    mount_rootfs(&lower, &at("upper"), &at("work"), &target, None).unwrap();
     let first = observe(&target).unwrap().unwrap();
     assert_eq!(first.kind, FsKind::Overlay);
-    mount_rootfs(&lower, &at("upper"), &at("work"), &target).unwrap();
+    mount_rootfs(&lower, &at("upper"), &at("work"), &target, None).unwrap();
     assert_eq!(observe(&target).unwrap(), Some(first), "mounted once");
     assert_eq!(fs::read_to_string(target.join("who")).unwrap(), "0");
     assert_eq!(fs::read_to_string(target.join("f129")).unwrap(), "129");
@@ -57,10 +58,14 @@ fn the_way_of_older_kernels() {
         fs::create_dir(root.path().join(dir)).unwrap();
     }
     let upper = (&*root.path().join("upper"), &*root.path().join("work"));
-    mount_by_options(&lower, Some(upper), &target).unwrap();
+    let upper = Some(upper);
+    let (lower, label) = (&lower, None);
+    mount_by_options(&Overlay { lower, upper, label }, &target).unwrap();
     assert_eq!(fs::read_to_string(target.join("f129")).unwrap(), "129");
     unmount(&target).unwrap();
-    for view in [detached_by_options(&lower).unwrap(), detached(&lower).unwrap()] {
+    let upper = None;
+    let by_options = detached_by_options(&Overlay { lower, upper, label }).unwrap();
+    for view in [by_options, detached(lower).unwrap()] {
         assert!(confined(view.as_fd(), b"f129", OFlag::O_RDONLY, false).is_ok());
         let refused = nix::sys::stat::mkdirat(&view, "new", Mode::S_IRWXU);
         assert_eq!(refused, Err(Errno::EROFS));
@@ -102,7 +107,7 @@ fn owners_are_mapped_for_a_user_namespace() {
     };
     fs::create_dir_all(at("mapped/5")).unwrap(); // left by a crash
     for _ in 0..2 {
-        assert!(mount_rootfs_mapped(&lower, &at("upper"), &at("work"), &at("target"), mapping).unwrap());
+        assert!(mount_rootfs_mapped(&lower, &at("upper"), &at("work"), &at("target"), None, mapping).unwrap());
     }
     drop(child.stdin.take());
     child.wait().unwrap();
@@ -126,7 +131,7 @@ fn owners_are_mapped_for_a_user_namespace() {
 fn no_layers_at_all() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name);
-    mount_rootfs(&[], &at("upper"), &at("work"), &at("target")).unwrap();
+    mount_rootfs(&[], &at("upper"), &at("work"), &at("target"), None).unwrap();
     fs::write(at("target/file"), "x").unwrap();
     unmount(&at("target")).unwrap();
     assert_eq!(fs::read(at("upper/file")).unwrap(), b"x");
@@ -141,8 +146,8 @@ fn no_layers_at_all() {
 fn shared_memory() {
     let root = tempfile::tempdir().unwrap();
     let shm = root.path().join("shm");
-    mount_shm(&shm, 64 << 20).unwrap();
-    mount_shm(&shm, 64 << 20).unwrap();
+    mount_shm(&shm, 64 << 20, None).unwrap();
+    mount_shm(&shm, 64 << 20, None).unwrap();
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(fs::metadata(&shm).unwrap().permissions().mode() & 0o7777, 0o1777);
     let size = nix::sys::statvfs::statvfs(&shm).unwrap();

@@ -156,7 +156,7 @@ pub(crate) struct Mounted(PathBuf);
 impl Mounted {
     pub(crate) fn new(lower: &[PathBuf], root: &Path) -> Mounted {
         let target = root.join("merged");
-        mount_rootfs(lower, &root.join("upper"), &root.join("work"), &target).unwrap();
+        mount_rootfs(lower, &root.join("upper"), &root.join("work"), &target, None).unwrap();
         Mounted(target)
     }
 }
