@@ -246,14 +246,21 @@ async fn many(node: &mut Node, table: &mut Table, pods: usize) -> Result<()> {
     Ok(())
 }
 
+/// Command lines of all processes, and nothing else of them: what takes the time must not be the looking.
+fn commands() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit());
+    let lines = numbers.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    lines.map(|line| String::from_utf8_lossy(&line).into_owned()).collect()
+}
+
 /// When each of the pods was seen to be whole again, from `start` on.
 fn until_whole(sandboxes: &[String], pauses: &[i32], start: Instant) -> Result<Vec<Duration>> {
     let mut broken: Vec<_> = sandboxes.iter().zip(pauses).enumerate().collect();
     let mut times = Vec::new();
     while !broken.is_empty() {
         ensure!(start.elapsed() < LIMIT, "not repaired within {LIMIT:?}: {broken:?}");
-        // Cheap looks: what takes the time must not be the looking.
-        let commands: Vec<_> = processes().unwrap_or_default().into_iter().map(|p| p.command).collect();
+        let commands = commands();
         broken.retain(|(n, (id, pause))| {
             let is_whole = match n % 4 {
                 0 | 1 => default_route(**pause),

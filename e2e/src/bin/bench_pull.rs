@@ -1,6 +1,7 @@
 //! One image of ten layers and one of one, 300 MB each, half of it random, from a registry on loopback to a root
 //! file system on disk: ours, `skopeo copy` with `umoci unpack`, and containerd's CRI, in turns. Prints a table;
-//! nothing here can fail on a time.
+//! nothing here can fail on a time. Each trial has a fresh ext4 in a file: on one that has just lost many files, making
+//! new ones may take several times as long (ext4 without a journal looks for inodes that were not freed lately).
 //!
 //! `cargo run --release -p e2e --bin bench_pull [rounds]` as root on a quiet machine; three rounds unless told
 //! otherwise. Needs the Debian packages skopeo, umoci, docker-registry and containerd.
@@ -13,10 +14,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::client::Cri;
 use e2e::corpus::Random;
+use e2e::disk::Disk;
 use e2e::eventually;
 use e2e::hub::Hub;
 use e2e::images::{Compression, Image, Layer};
-use e2e::node::Node;
+use e2e::node::{Node, Options};
+use tempfile::TempDir;
 
 const BYTES: usize = 300_000_000;
 const FILES: usize = 20_000;
@@ -85,8 +88,27 @@ async fn pulled(cri: &Cri, pid: u32, name: &str) -> Result<Cost> {
     })
 }
 
+/// A fresh file system at `target`.
+fn disk(target: &Path) -> Result<Disk> {
+    let make = [
+        "mkfs.ext4",
+        "-q",
+        "-E",
+        "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
+    ];
+    Disk::looped(target, &make, "ext4", 6144)
+}
+
+/// A directory on a fresh file system.
+fn place() -> Result<(TempDir, Disk)> {
+    let dir = tempfile::Builder::new().prefix("rc-bench-").tempdir_in("/var/tmp")?;
+    let disk = disk(dir.path())?;
+    Ok((dir, disk))
+}
+
 async fn ours(name: &str) -> Result<Cost> {
-    let node = Node::start().await?;
+    let mut node = Node::new(Options::default())?.on(disk)?;
+    node.serve().await?;
     let cost = pulled(&node.cri, node.pid()? as u32, name).await?;
     node.finish().await?;
     Ok(cost)
@@ -107,7 +129,7 @@ fn watched(command: &mut Command) -> Result<f64> {
 }
 
 fn skopeo_and_umoci(name: &str) -> Result<Cost> {
-    let dir = tempfile::Builder::new().prefix("rc-bench-").tempdir_in("/var/tmp")?;
+    let (dir, _disk) = place()?;
     let layout = format!("{}:x", dir.path().join("layout").display());
     sync();
     let (start, before) = (Instant::now(), cpu(std::process::id())?);
@@ -138,7 +160,7 @@ impl Drop for Daemon {
 }
 
 async fn containerd(name: &str) -> Result<Cost> {
-    let dir = tempfile::Builder::new().prefix("rc-bench-").tempdir_in("/var/tmp")?;
+    let (dir, _disk) = place()?;
     let at = |name: &str| dir.path().join(name).display().to_string();
     let (host, _) = name.split_once('/').context("a registry's name")?;
     fs::create_dir_all(dir.path().join("certs").join(host))?;
