@@ -14,8 +14,7 @@ use crate::leaks::{self, nft_tables};
 use crate::netns::{connected, inside};
 use crate::{eventually, tools};
 
-/// A round of resync takes 60 s, two looks for what belongs to nobody take 30 s from a daemon's start; it may be
-/// killed meanwhile, any number of times.
+/// A round of resync takes 60 s, two looks for what belongs to nobody take 30 s from a daemon's start.
 const REPAIR: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, Debug)]
@@ -125,9 +124,14 @@ pub async fn cause(shared: &Shared, kind: Drift, dice: &mut Rng) -> Result<Optio
 }
 
 /// Waits until it is repaired, or its pod has gone.
-pub async fn repaired(shared: &Shared, caused: Caused) -> Result<()> {
+pub async fn repaired(shared: &Shared, caused: Caused, end: Instant) -> Result<()> {
     let Caused { kind, since, whole } = caused;
-    let done = eventually(REPAIR, async || match &whole {
+    let patience = match whole {
+        // One daemon must live for both looks, and few do while they are being killed.
+        Whole::Absent(_) => end.saturating_duration_since(Instant::now()) + REPAIR,
+        _ => REPAIR,
+    };
+    let done = eventually(patience, async || match &whole {
         Whole::Absent(path) => {
             ensure!(!path.exists(), "{} is still there", path.display());
             Ok(true)

@@ -31,7 +31,7 @@ pub async fn until(shared: &Rc<Shared>, mut dice: Rng, end: Instant) -> Result<(
                 let caused = drift::cause(shared, kind, &mut dice).await;
                 if let Some(caused) = caused.with_context(|| format!("{kind:?}"))? {
                     let shared = shared.clone();
-                    drifts.spawn_local(async move { drift::repaired(&shared, caused).await });
+                    drifts.spawn_local(async move { drift::repaired(&shared, caused, end).await });
                 }
             }
         }
