@@ -5,14 +5,8 @@
 # crictl and critest.test where the tests of e2e build them ($CI_CACHE, ~/.cache/reconcile-ci).
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
-top=$(readlink -f "$here/../..")
-tools=${CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/reconcile-ci}
-share=$(mktemp -d "${TMPDIR:-/tmp}/reconcile-systemd.XXXXXX")
-trap 'rm -rf "$share"' EXIT
-cp "${CARGO_TARGET_DIR:-$top/target}"/release/reconcile{,-shim} "$tools/crictl" "$top/examples/systemd/reconcile.service" \
-  "$here"/{systemd-inside,inside}.sh "$share/"
-# Without it its specs are a check that fails.
-[[ ! -x $tools/critest.test ]] || cp "$tools/critest.test" "$share/"
+. "$here/lib.sh"
+share_daemon systemd-inside.sh inside.sh
 [[ $# -gt 0 ]] || set -- cgroupfs systemd
 code=0
 for driver in "$@"; do

@@ -174,12 +174,16 @@ fn field(text: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Removes directories with all below; false if one is still in use.
+/// Removes directories with all below; false if one is still in use. A scope's own is systemd's to remove: gone before
+/// systemd has seen it empty, its unit would stay active for ever.
 pub fn remove(dirs: &[PathBuf]) -> bool {
     dirs.iter().filter(|dir| !remove_dir(dir)).count() == 0
 }
 
 fn remove_dir(dir: &Path) -> bool {
+    if dir.extension().is_some_and(|kind| kind == "scope") {
+        return children(dir).filter(|child| !remove_dir(child)).count() == 0 && pids(dir).is_empty();
+    }
     match fs::remove_dir(dir) {
         Ok(()) => return true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
@@ -202,6 +206,17 @@ mod tests {
         }
         let all = dirs("/a/b").unwrap();
         assert!(!all.is_empty() && all.iter().all(|dir| dir.ends_with("a/b")));
+    }
+
+    #[test]
+    fn a_scope_is_left_for_systemd_and_what_is_in_it_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let scope = dir.path().join("a.scope");
+        fs::create_dir_all(scope.join("session")).unwrap();
+        assert!(remove(std::slice::from_ref(&scope)));
+        assert!(scope.exists() && !scope.join("session").exists());
+        fs::write(scope.join("cgroup.procs"), "7\n").unwrap();
+        assert!(!remove(&[scope]), "it is in use");
     }
 
     #[test]

@@ -277,7 +277,8 @@ async fn configure(
     Ok((spec, filter.map(|bytes| bytes.to_vec())))
 }
 
-/// What the host has at the paths that the record names; the mounts that ask for it get the label. In a thread of its own: the file system there may hang.
+/// What the host has at the paths that the record names; the mounts that ask for it get the label. In a thread
+/// of its own: the file system there may hang.
 async fn sources(
     object: &Container,
     images: BTreeMap<usize, PathBuf>,

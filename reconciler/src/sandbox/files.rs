@@ -1,5 +1,5 @@
-//! Stage `files`: hostname, hosts, resolv.conf, /dev/shm and SELinux level (CRI contract, sandbox files). Its undo takes down the
-//! images that containers had as volumes too.
+//! Stage `files`: hostname, hosts, resolv.conf, /dev/shm and SELinux level (CRI contract, sandbox files). Its undo
+//! takes down the images that containers had as volumes too.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! SELinux labels of a container (CRI `SELinuxOption`, OCI `process.selinuxLabel` and `linux.mountLabel`).
 //!
-//! A process may touch the files of its own level alone. Each sandbox has a level of its own, which no other has, unless
-//! one is asked for; so a container that breaks out finds its neighbours' files closed.
+//! A process may touch the files of its own level alone. Each sandbox has a level of its own, which no other has,
+//! unless one is asked for; so a container that breaks out finds its neighbours' files closed.
 
 use state::container::Container;
 use state::sandbox::{PodSandbox, SeLinux};

@@ -40,7 +40,8 @@ const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
 const MOUNT_ATTR_RDONLY: libc::c_uint = 1;
 
 /// Mounts an overlay of `lower` (top first) with `upper` and `work` at `target`, making these directories if need be;
-/// all its files have the SELinux `label`. An overlay that is mounted there already is left as it is: a second one on a live upper directory would damage it.
+/// all its files have the SELinux `label`. An overlay that is mounted there already is left as it is: a second one on a
+/// live upper directory would damage it.
 pub fn mount_rootfs(lower: &[PathBuf], upper: &Path, work: &Path, target: &Path, label: Option<&str>) -> Result<()> {
     match observe(target)? {
         Some(Mounted {
@@ -284,15 +285,14 @@ fn nothing() -> nix::Result<OwnedFd> {
     // SAFETY: the name is NUL-terminated; a descriptor that the kernel answers is ours.
     let fs = unsafe { fd_from(libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), FSOPEN_CLOEXEC))? };
     configure(&fs, FSCONFIG_CMD_CREATE, None)?;
+    made(&fs, MOUNT_ATTR_RDONLY)
+}
+
+/// The file system that was configured, attached nowhere.
+fn made(fs: &OwnedFd, attributes: libc::c_uint) -> nix::Result<OwnedFd> {
+    let (call, fs) = (libc::SYS_fsmount, fs.as_raw_fd());
     // SAFETY: only numbers are passed; a descriptor that the kernel answers is ours.
-    unsafe {
-        fd_from(libc::syscall(
-            libc::SYS_fsmount,
-            fs.as_raw_fd(),
-            FSMOUNT_CLOEXEC,
-            MOUNT_ATTR_RDONLY,
-        ))
-    }
+    unsafe { fd_from(libc::syscall(call, fs, FSMOUNT_CLOEXEC, attributes)) }
 }
 
 fn open_path(path: &Path) -> nix::Result<OwnedFd> {
@@ -416,7 +416,8 @@ fn holder(target: &Path) -> Option<i32> {
     None
 }
 
-/// Mounts a tmpfs for /dev/shm of `size` bytes, mode 1777, with a SELinux label; one that is mounted there already is left as it is.
+/// Mounts a tmpfs for /dev/shm of `size` bytes, mode 1777, with a SELinux label; one that is mounted
+/// there already is left as it is.
 pub fn mount_shm(target: &Path, size: u64, label: Option<&str>) -> Result<()> {
     match observe(target)? {
         Some(Mounted {

@@ -10,8 +10,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::{
-    FSCONFIG_CMD_CREATE, FSMOUNT_CLOEXEC, FSOPEN_CLOEXEC, MOUNT_ATTR_RDONLY, attach, configure, fd_from, open_path,
-    token,
+    FSCONFIG_CMD_CREATE, FSOPEN_CLOEXEC, MOUNT_ATTR_RDONLY, attach, configure, fd_from, made, open_path, token,
 };
 
 /// Layers must not redirect look-ups (`redirect_dir`, `metacopy`) nor depend on what lay below before (`index`).
@@ -75,15 +74,7 @@ pub fn overlay(want: &Overlay<'_>, attributes: libc::c_uint) -> nix::Result<Owne
         configure(&fs, FSCONFIG_SET_STRING, Some((c"context", &label)))?;
     }
     configure(&fs, FSCONFIG_CMD_CREATE, None)?;
-    // SAFETY: only numbers are passed; a descriptor that the kernel answers is ours.
-    unsafe {
-        fd_from(libc::syscall(
-            libc::SYS_fsmount,
-            fs.as_raw_fd(),
-            FSMOUNT_CLOEXEC,
-            attributes,
-        ))
-    }
+    made(&fs, attributes)
 }
 
 /// Mounts an overlay at `target`, read-only without an upper layer.
