@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use tokio::sync::oneshot;
 
 use super::stop::Stop;
@@ -238,26 +239,55 @@ fn external(dump: &Dump) -> io::Result<Vec<String>> {
     }
     let table = text(&proc.join("mountinfo"))?;
     all.extend(mounts(&table, &dump.binds, &dump.masked));
-    // Streams are FIFOs and terminals of the shim's. Whoever inherited them has the same.
-    for fd in ["0", "1", "2"] {
-        let Ok(meta) = proc.join("fd").join(fd).metadata() else {
-            continue; // closed
-        };
-        let kind = meta.file_type();
-        let info = text(&proc.join("fdinfo").join(fd))?;
-        let mount: Option<u64> = info
-            .lines()
-            .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-        let Some(mount) = mount.filter(|_| kind.is_fifo() || kind.is_char_device()) else {
+    for pid in processes(dump)? {
+        all.extend(streams(Path::new(&format!("/proc/{pid}")), &table)?);
+    }
+    all.sort();
+    all.dedup();
+    Ok(all)
+}
+
+/// Those in the frozen cgroup: nobody comes or goes.
+fn processes(dump: &Dump) -> io::Result<Vec<i32>> {
+    let listed = text(&dump.freezer.join("cgroup.procs"))?;
+    let mut all: Vec<i32> = listed.lines().filter_map(|line| line.parse().ok()).collect();
+    // 0 is who is in no pid namespace that we see.
+    all.retain(|pid| *pid > 0);
+    if !all.contains(&dump.pid) {
+        all.push(dump.pid);
+    }
+    Ok(all)
+}
+
+/// FIFOs and terminals of the shim's that a process has open. Under any number: a shell that sends a command's output
+/// elsewhere keeps its own at 10 meanwhile.
+fn streams(proc: &Path, table: &str) -> io::Result<Vec<String>> {
+    let mut all = Vec::new();
+    for fd in fs::read_dir(proc.join("fd"))? {
+        let fd = fd?;
+        let link = fd.path();
+        // Never asks the file system, which may hang: what is known here is enough.
+        let quiet = AtFlags::STATX_DONT_SYNC;
+        let Ok(meta) = statx(CWD, &link, quiet, StatxFlags::TYPE | StatxFlags::INO) else {
             continue;
         };
-        if kind.is_char_device() && is_terminal(meta.rdev()) {
-            all.push(format!("tty[{:x}:{:x}]", meta.rdev(), meta.dev()));
-        } else if !has_mount(&table, mount) {
-            all.push(format!("file[{mount:x}:{:x}]", meta.ino()));
+        let kind = FileType::from_raw_mode(meta.stx_mode.into());
+        if !matches!(kind, FileType::Fifo | FileType::CharacterDevice) {
+            continue;
+        }
+        let info = text(&proc.join("fdinfo").join(fd.file_name()))?;
+        let mount = info
+            .lines()
+            .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        let Some(mount) = mount else { continue };
+        let device = makedev(meta.stx_rdev_major, meta.stx_rdev_minor);
+        if kind == FileType::CharacterDevice && is_terminal(device) {
+            let holder = makedev(meta.stx_dev_major, meta.stx_dev_minor);
+            all.push(format!("tty[{device:x}:{holder:x}]"));
+        } else if !has_mount(table, mount) {
+            all.push(format!("file[{mount:x}:{:x}]", meta.stx_ino));
         }
     }
-    all.dedup();
     Ok(all)
 }
 
