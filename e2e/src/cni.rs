@@ -1,7 +1,6 @@
 //! A CNI plugin of shell: it keeps a journal of its calls and leases of four addresses, and fails or hangs when told.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use anyhow::Result;
 
@@ -79,8 +78,7 @@ pub fn other(node: &Node, name: &str) -> Result<String> {
 
 fn plugin(node: &Node, name: &str, text: &str) -> Result<()> {
     let text = text.replace("DIR", &node.path("").display().to_string());
-    let plugin = node.file(&format!("bin/{name}"), text)?;
-    Ok(fs::set_permissions(plugin, fs::Permissions::from_mode(0o755))?)
+    node.program(&format!("bin/{name}"), text).map(drop)
 }
 
 /// The calls so far, `VERB SANDBOX NETNS IFNAME` each; ADD and DEL only.

@@ -256,6 +256,18 @@ impl Node {
         Ok(path.display().to_string())
     }
 
+    /// Writes a program of the node's directory and answers its path.
+    ///
+    /// Another process does it. A file that is open for writing cannot be executed (execve(2), ETXTBSY), and what a
+    /// test opens is open in all that other tests fork at that moment as well.
+    pub fn program(&self, name: &str, text: impl AsRef<[u8]>) -> Result<String> {
+        let text = self.file(&format!("{name}.text"), text)?;
+        let path = self.path(name).display().to_string();
+        tools::check(Command::new("install").args(["-m", "755", &text, &path]))?;
+        fs::remove_file(text)?;
+        Ok(path)
+    }
+
     /// Imports an image archive.
     pub async fn import(&self, archive: impl AsRef<[u8]>) -> Result<()> {
         let file = self.file("import.tar", archive)?;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -62,8 +62,7 @@ impl Scene {
         let dir = node.path("bin");
         fs::create_dir(&dir)?;
         fs::create_dir(node.path("out"))?;
-        fs::write(dir.join("criu"), STAND_IN)?;
-        fs::set_permissions(dir.join("criu"), fs::Permissions::from_mode(0o755))?;
+        node.program("bin/criu", STAND_IN)?;
         let path = std::env::var("PATH").unwrap_or_default();
         node.options.env.push(("PATH", format!("{}:{path}", dir.display())));
         node.serve().await?;

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -330,11 +329,10 @@ async fn cni_node(plugins: &str) -> Result<Node> {
     for dir in ["etc", "net.d", "bin"] {
         fs::create_dir_all(node.path(dir))?;
     }
-    let plugin = node.file(
+    node.program(
         "bin/fake",
         FAKE_PLUGIN.replace("DIR", &node.path("").display().to_string()),
     )?;
-    fs::set_permissions(plugin, fs::Permissions::from_mode(0o755))?;
     let config = format!(
         "network:\n  cniConfDir: {}\n  cniBinDirs: [{}, /usr/lib/cni]\n",
         node.path("net.d").display(),

@@ -42,12 +42,12 @@ install_all() {
 }
 crictl() { /mnt/share/crictl --timeout 60s "$@"; }
 
-# pod NAME: a sandbox's id; its parent is a slice as a kubelet would name it.
+# pod NAME [HANDLER]: a sandbox's id; its parent is a slice as a kubelet would name it.
 pod() {
   jq -n --arg name "$1" --arg parent "$parent" '{metadata: {name: $name, namespace: "vm", uid: $name, attempt: 0},
     log_directory: "/var/log/vm", linux: {cgroup_parent: $parent, security_context: {namespace_options: {network: 2}}}}' \
     >"$1.pod"
-  crictl runp "$1.pod"
+  crictl runp ${2:+--runtime="$2"} "$1.pod"
 }
 # start SANDBOX POD NAME SCRIPT LINUX [MOUNTS]: a container's id; LINUX is its `linux`, MOUNTS its `mounts` in JSON.
 start() {

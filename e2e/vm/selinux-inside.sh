@@ -65,6 +65,12 @@ wish=$(start "$one" one wish "$run" "$asked")
 check "a level that is asked for" same "$(label "$wish")" "system_u:system_r:container_t:s0:c7,c9"
 check "its files have it too" mounted "$wish" / s0:c7,c9
 check "a type that the policy lacks is refused" refused '{"security_context": {"selinux_options": {"type": "no_such_t"}}}'
+# A privileged one's process has its own label, or none where the policy has no such type; its files have what it asks for.
+jq '.metadata.name = "trusted" | .metadata.uid = "trusted" | .linux.security_context.privileged = true' one.pod >trusted.pod
+trusted=$(crictl runp trusted.pod)
+free=$(start "$trusted" trusted free "$run" '{"security_context": {"privileged": true, "selinux_options": {"level": "s0:c7,c9"}}}')
+check "a privileged one with a level runs" same "$(state "$free")" CONTAINER_RUNNING
+check "its files have the level" mounted "$free" / s0:c7,c9
 kept=$(label "$first")
 systemctl kill -s KILL reconcile
 served() { crictl version >/dev/null 2>&1; }
@@ -75,7 +81,7 @@ check "and the pod its level" same "$(label "$third")" "$kept"
 
 check "critest, SELinux" critest SELinux 3>&1
 
-remove() { crictl rmp -f "$one" "$two"; }
+remove() { crictl rmp -f "$one" "$two" "$trusted"; }
 check "the pods are removed" remove
 check "no shim is left" soon bash -c '! pgrep -x reconcile-shim'
 systemctl stop reconcile

@@ -28,6 +28,8 @@ pub mod pod;
 pub mod repair;
 pub mod runtime;
 pub mod sandbox;
+#[cfg(test)]
+mod scripts;
 pub mod session;
 pub mod streaming;
 pub mod world;

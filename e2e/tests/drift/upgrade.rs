@@ -165,7 +165,7 @@ async fn an_old_shim_is_served_and_listed() -> Result<()> {
     let old = node.path("old");
     fs::create_dir(&old)?;
     for name in ["reconcile", "reconcile-shim"] {
-        fs::copy(tools::built(name)?, old.join(name))?;
+        tools::check(Command::new("cp").arg(tools::built(name)?).arg(old.join(name)))?;
     }
     node.stop().await?;
     kill9(shim)?;

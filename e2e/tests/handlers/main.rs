@@ -1,7 +1,6 @@
 //! Runtime handlers: pods whose containers other OCI runtimes make, and that they are what the built-in one's are.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,9 +21,7 @@ const HANDLERS: [&str; 2] = ["runc", "crun"];
 
 /// A program for the node's table.
 fn script(node: &Node, name: &str, text: &str) -> Result<String> {
-    let path = node.file(name, format!("#!/bin/sh\n{text}\n"))?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-    Ok(path)
+    node.program(name, format!("#!/bin/sh\n{text}\n"))
 }
 
 /// Writes a table of the handlers that are installed; `None` if none is.

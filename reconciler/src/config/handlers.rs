@@ -403,8 +403,7 @@ mod tests {
 
     fn script(dir: &Path, name: &str, text: &str) -> String {
         let path = dir.join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        crate::scripts::install(&path, &format!("#!/bin/sh\n{text}\n"));
         path.display().to_string()
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use oci_spec::runtime::LinuxResources;
 use state::Container;
 use state::container::{ContainerKind, Resources};
 
@@ -209,10 +210,53 @@ impl Stage<ContainerKind> for Limits {
 }
 
 /// Has whoever else writes the files of a cgroup know the container's limits.
-pub fn keep(cx: &Context, path: &str, object: &Container) -> Result<()> {
-    let all = wanted(&object.spec.resources, cx.world.cgroups.v2());
+fn keep(cx: &Context, path: &str, object: &Container) -> Result<()> {
+    keep_all(cx, path, &wanted(&object.spec.resources, cx.world.cgroups.v2()))
+}
+
+/// The same before its first process: those too that only its handler's base names, `bundle`. The record's come last:
+/// it may have been updated since the bundle was made.
+pub fn keep_first(cx: &Context, path: &str, object: &Container, bundle: &LinuxResources) -> Result<()> {
+    let v2 = cx.world.cgroups.v2();
+    let mut all = wanted(&of_bundle(bundle), v2);
+    let own = wanted(&object.spec.resources, v2);
+    all.retain(|limit| !own.iter().any(|own| own.file == limit.file));
+    all.extend(own);
+    keep_all(cx, path, &all)
+}
+
+fn keep_all(cx: &Context, path: &str, all: &[Limit]) -> Result<()> {
     let pairs: Vec<_> = all.iter().map(|l| (l.file.as_str(), l.value.as_str())).collect();
     cx.world.cgroups.keep(path, &pairs)
+}
+
+/// The limits of a bundle (OCI config-linux `resources`), as a record would have them.
+fn of_bundle(bundle: &LinuxResources) -> Resources {
+    let signed = |n: Option<u64>| n.and_then(|n| i64::try_from(n).ok()).unwrap_or_default();
+    let mut all = Resources::default();
+    if let Some(cpu) = bundle.cpu() {
+        all.cpu_shares = signed(cpu.shares());
+        all.cpu_quota = cpu.quota().unwrap_or_default();
+        all.cpu_period = signed(cpu.period());
+        all.cpuset_cpus = cpu.cpus().clone().unwrap_or_default();
+        all.cpuset_mems = cpu.mems().clone().unwrap_or_default();
+    }
+    if let Some(memory) = bundle.memory() {
+        all.memory_limit = memory.limit().unwrap_or_default();
+        all.memory_swap_limit = memory.swap().unwrap_or_default();
+        if let Some(low) = memory.reservation().filter(|low| *low > 0) {
+            all.unified.insert("memory.low".into(), low.to_string());
+        }
+    }
+    if let Some(pids) = bundle.pids() {
+        let max = match pids.limit() {
+            ..=0 => "max".to_owned(),
+            limit => limit.to_string(),
+        };
+        all.unified.insert("pids.max".into(), max);
+    }
+    all.unified.extend(bundle.unified().clone().unwrap_or_default());
+    all
 }
 
 /// The first process, while it lives.
@@ -297,6 +341,31 @@ mod tests {
             ..Resources::default()
         };
         assert!(wanted(&r, true).contains(&limit("", "memory.swap.max", 0)));
+    }
+
+    #[test]
+    fn a_bundle_s_limits_are_a_record_s() {
+        let bundle = serde_json::json!({
+            "cpu": {"shares": 1024, "quota": 20_000, "period": 100_000, "cpus": "0"},
+            "memory": {"limit": 64 << 20, "swap": 64 << 20, "reservation": 8 << 20},
+            "pids": {"limit": 9},
+            "unified": {"memory.high": "32000000"},
+        });
+        let mut all = wanted(&of_bundle(&serde_json::from_value(bundle).unwrap()), true);
+        all.sort_by(|a, b| a.file.cmp(&b.file));
+        let have: Vec<_> = all.iter().map(|l| (&*l.file, &*l.value)).collect();
+        let want = [
+            ("cpu.max", "20000 100000"),
+            ("cpu.weight", "100"),
+            ("cpuset.cpus", "0"),
+            ("memory.high", "32000000"),
+            ("memory.low", "8388608"),
+            ("memory.max", "67108864"),
+            ("memory.swap.max", "0"),
+            ("pids.max", "9"),
+        ];
+        assert_eq!(have, want);
+        assert_eq!(of_bundle(&LinuxResources::default()), Resources::default());
     }
 
     #[test]

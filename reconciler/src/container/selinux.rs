@@ -22,8 +22,9 @@ const HOSTS: [&str; 19] = [
 pub fn labels(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<Labels> {
     let own = sandbox::selinux::level(&cx.world, sandbox)?;
     let labels = spec::selinux::labels(sandbox, object, own.as_deref()).map_err(|e| Error::Refused(e.to_string()))?;
-    let asked = object.spec.security.selinux.is_some() || sandbox.spec.security.selinux.is_some();
-    sandbox::selinux::known(labels, asked)
+    let security = &object.spec.security;
+    let wish = security.selinux.as_ref().or(sandbox.spec.security.selinux.as_ref());
+    sandbox::selinux::known(labels, sandbox::selinux::asked(wish, security.privileged))
 }
 
 /// Labels what is mounted for those wishes that ask for it (CRI `Mount.selinux_relabel`).

@@ -210,12 +210,11 @@ fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Resu
     let spec: oci_spec::runtime::Spec = serde_json::from_slice(&text)
         .map_err(std::io::Error::other)
         .map_err(Error::io("read", &config))?;
-    let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
-    let rules = resources
-        .and_then(|resources| resources.devices().clone())
-        .unwrap_or_default();
+    let resources = spec.linux().as_ref().and_then(|linux| linux.resources().clone());
+    let resources = resources.unwrap_or_default();
+    let rules = resources.devices().clone().unwrap_or_default();
     cx.world.cgroups.ensure(&path)?;
-    limits::keep(cx, &path, object)?;
+    limits::keep_first(cx, &path, object, &resources)?;
     spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use state::PodSandbox;
+use state::sandbox::SeLinux;
 
 use crate::container::spec::{self, Labels};
 use crate::engine::Context;
@@ -41,13 +42,27 @@ pub fn level(world: &World, object: &PodSandbox) -> Result<Option<String>> {
 pub fn labels(world: &World, object: &PodSandbox) -> Result<Labels> {
     let own = level(world, object)?;
     let labels = spec::selinux::sandbox_labels(object, own.as_deref()).map_err(|e| Error::Refused(e.to_string()))?;
-    known(labels, object.spec.security.selinux.is_some())
+    known(labels, asked(object.spec.security.selinux.as_ref(), object.spec.security.privileged))
+}
+
+/// Was a label asked for? That of a privileged one's process is not its wish's.
+pub fn asked(wish: Option<&SeLinux>, privileged: bool) -> Asked {
+    Asked {
+        process: wish.is_some() && !privileged,
+        mount: wish.is_some(),
+    }
+}
+
+/// Which labels somebody named.
+pub struct Asked {
+    process: bool,
+    mount: bool,
 }
 
 /// Those labels that the node's policy knows. One that was asked for must be; a policy without the usual ones has no
 /// rules for containers, and then they have none.
-pub fn known(labels: Labels, asked: bool) -> Result<Labels> {
-    let known = |label: Option<String>| match label {
+pub fn known(labels: Labels, asked: Asked) -> Result<Labels> {
+    let known = |label: Option<String>, asked: bool| match label {
         Some(label) if !selinux::knows(&label).map_err(Error::io("ask SELinux about", &label))? => match asked {
             true => Err(Error::Refused(format!(
                 "spec.security.selinux: this node's policy does not know {label}; `semodule -l` lists its modules"
@@ -57,8 +72,8 @@ pub fn known(labels: Labels, asked: bool) -> Result<Labels> {
         label => Ok(label),
     };
     Ok(Labels {
-        process: known(labels.process)?,
-        mount: known(labels.mount)?,
+        process: known(labels.process, asked.process)?,
+        mount: known(labels.mount, asked.mount)?,
     })
 }
 

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,10 @@ impl Pod {
         }
         let program = self.tmp.path().join("hello");
         if !program.exists() {
-            fs::copy(exe(), &program).unwrap();
+            // By another process: what this one opens for writing, whoever is forked at that moment has open as well,
+            // and then nobody can execute it (ETXTBSY).
+            let copied = Command::new("cp").arg(exe()).arg(&program).status().unwrap();
+            assert!(copied.success());
         }
         fs::hard_link(program, root.join("hello")).unwrap();
         fs::write(

@@ -1,7 +1,6 @@
 //! CNI: plugins made of shell that keep a journal, and the real ones where they are installed.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 
@@ -46,8 +45,7 @@ impl Fake {
 
     fn install(&self, plugin: &str) {
         let path = self.root.config.cni_bin_dirs[0].join(plugin);
-        fs::write(&path, PLUGIN).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        crate::scripts::install(&path, PLUGIN);
     }
 
     /// What a plugin does besides.

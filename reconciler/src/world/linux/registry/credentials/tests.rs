@@ -1,7 +1,5 @@
 //! Look-up in files and secrets.
 
-use std::os::unix::fs::PermissionsExt;
-
 use super::*;
 
 fn reference(text: &str) -> Reference {
@@ -94,8 +92,7 @@ async fn helpers_are_asked_and_bounded() {
     let program = Path::new("/usr/local/bin").join(format!("docker-credential-{name}"));
     let script = "#!/bin/sh\nread server\n[ $server = r.example ] || { echo credentials not found; exit 1; }\n\
                   echo '{\"Username\":\"helped\",\"Secret\":\"p\"}'\n";
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    crate::scripts::install(&program, script);
     let file = dir.path().join("config.json");
     std::fs::write(
         &file,
