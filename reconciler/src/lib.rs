@@ -28,10 +28,10 @@ pub mod pod;
 pub mod repair;
 pub mod runtime;
 pub mod sandbox;
-#[cfg(test)]
-mod scripts;
 pub mod session;
 pub mod streaming;
+#[cfg(test)]
+mod tests;
 pub mod world;
 
 pub use error::{Class, Error, Result};

@@ -403,7 +403,7 @@ mod tests {
 
     fn script(dir: &Path, name: &str, text: &str) -> String {
         let path = dir.join(name);
-        crate::scripts::install(&path, &format!("#!/bin/sh\n{text}\n"));
+        crate::tests::install(&path, &format!("#!/bin/sh\n{text}\n"));
         path.display().to_string()
     }
 

@@ -45,7 +45,7 @@ impl Fake {
 
     fn install(&self, plugin: &str) {
         let path = self.root.config.cni_bin_dirs[0].join(plugin);
-        crate::scripts::install(&path, PLUGIN);
+        crate::tests::install(&path, PLUGIN);
     }
 
     /// What a plugin does besides.

@@ -92,7 +92,7 @@ async fn helpers_are_asked_and_bounded() {
     let program = Path::new("/usr/local/bin").join(format!("docker-credential-{name}"));
     let script = "#!/bin/sh\nread server\n[ $server = r.example ] || { echo credentials not found; exit 1; }\n\
                   echo '{\"Username\":\"helped\",\"Secret\":\"p\"}'\n";
-    crate::scripts::install(&program, script);
+    crate::tests::install(&program, script);
     let file = dir.path().join("config.json");
     std::fs::write(
         &file,

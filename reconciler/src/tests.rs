@@ -1,4 +1,4 @@
-//! Programs that tests make and run.
+//! What the tests of more than one part use: programs that they make and run.
 
 use std::io::Write;
 use std::path::Path;
