@@ -9,7 +9,7 @@ cgroup() { sed 's|^0::|/sys/fs/cgroup|' "/proc/$(pid "$1")/cgroup"; }
 limits() { (cd "$1" && tail -n +1 memory.max memory.swap.max cpu.max cpu.weight pids.max memory.high memory.low 2>&1); }
 
 check "image and unit" install_all
-echo 'handlers: {based: {baseSpec: /etc/reconcile/base.json}}' >>/etc/reconcile/config.yaml
+echo 'handlers: {based: {binary: builtin, baseSpec: /etc/reconcile/base.json}}' >>/etc/reconcile/config.yaml
 cat >/etc/reconcile/base.json <<'E'
 {"ociVersion": "1.1.0", "linux": {"resources": {"cpu": {"shares": 512, "quota": 30000, "period": 100000},
   "memory": {"reservation": 8388608}, "pids": {"limit": 40}, "unified": {"memory.high": "41943040"}}}}
@@ -66,20 +66,20 @@ check "and over daemon-reexec" same "$(limits "$dir")" "$before"
 of_base=$(pod based based)
 based=$(start "$of_base" based based 'while true; do sleep 1; done' '{"resources": {"memory_limit_in_bytes": 67108864}}')
 check "a container with a base" same "$(state "$based")" CONTAINER_RUNNING
-dir=$(cgroup "$based")
-check "base: pids.max" same "$(<"$dir/pids.max")" 40
-check "base: memory.high" same "$(<"$dir/memory.high")" 41943040
-check "base: memory.low" same "$(<"$dir/memory.low")" 8388608
-check "base: cpu.max" same "$(<"$dir/cpu.max")" "30000 100000"
-check "base: the request's memory.max" same "$(<"$dir/memory.max")" 67108864
-before=$(limits "$dir")
+base_dir=$(cgroup "$based")
+check "base: pids.max" same "$(<"$base_dir/pids.max")" 40
+check "base: memory.high" same "$(<"$base_dir/memory.high")" 41943040
+check "base: memory.low" same "$(<"$base_dir/memory.low")" 8388608
+check "base: cpu.max" same "$(<"$base_dir/cpu.max")" "30000 100000"
+check "base: the request's memory.max" same "$(<"$base_dir/memory.max")" 67108864
+before=$(limits "$base_dir")
 systemctl daemon-reload
-check "daemon-reload leaves a base's limits standing" same "$(limits "$dir")" "$before"
+check "daemon-reload leaves a base's limits standing" same "$(limits "$base_dir")" "$before"
 check "an update beside a base" crictl update --memory 100663296 "$based"
-before=$(limits "$dir")
+before=$(limits "$base_dir")
 systemctl daemon-reload
-check "and both stand after a daemon-reload" same "$(limits "$dir")" "$before"
-check "updated: memory.max" same "$(<"$dir/memory.max")" 100663296
+check "and both stand after a daemon-reload" same "$(limits "$base_dir")" "$before"
+check "updated: memory.max" same "$(<"$base_dir/memory.max")" 100663296
 check "the pod with a base is removed" crictl rmp -f "$of_base"
 
 # --- OOM, PSI
