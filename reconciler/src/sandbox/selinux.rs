@@ -42,10 +42,8 @@ pub fn level(world: &World, object: &PodSandbox) -> Result<Option<String>> {
 pub fn labels(world: &World, object: &PodSandbox) -> Result<Labels> {
     let own = level(world, object)?;
     let labels = spec::selinux::sandbox_labels(object, own.as_deref()).map_err(|e| Error::Refused(e.to_string()))?;
-    known(
-        labels,
-        asked(object.spec.security.selinux.as_ref(), object.spec.security.privileged),
-    )
+    let security = &object.spec.security;
+    known(labels, asked(security.selinux.as_ref(), security.privileged))
 }
 
 /// Was a label asked for? That of a privileged one's process is not its wish's.
