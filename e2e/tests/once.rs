@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::Census;
-use e2e::node::{Node, shown};
+use e2e::node::{Node, Options, shown};
 use e2e::pods::{self, HELLO};
-use e2e::tools;
+use e2e::{cni, eventually, tools};
 
 /// The steps of a plan or of its execution, without what differs by nature (times, totals).
 fn steps(text: &str) -> Vec<String> {
@@ -16,6 +17,47 @@ fn steps(text: &str) -> Vec<String> {
         .filter(step)
         .map(|line| line.trim_end().to_owned())
         .collect()
+}
+
+/// Two repairs at once, and the loop beside them: what is missing is made once.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_loss_is_repaired_once_however_many_repair_it() -> Result<()> {
+    let mut node = Node::new(Options {
+        network: "auto",
+        ..Options::default()
+    })?;
+    cni::install(&node)?;
+    node.serve().await?;
+    let sandbox = node.cri.run_sandbox(&node.pod("lost")).await?;
+    let netns = format!("rc-{}-{sandbox}", node.instance());
+    tools::check(Command::new("ip").args(["-n", &netns, "link", "delete", "eth0"]))?;
+    node.file("hang-DEL", "")?;
+    let repair = async || node.reconcile(&["--once"]).await;
+    let rest = async || {
+        // The first is amid its repair while the others look.
+        eventually(Duration::from_secs(10), async || {
+            ensure!(cni::journal(&node).len() == 2, "{:?}", cni::journal(&node));
+            Ok(())
+        })
+        .await?;
+        let looks = async || {
+            let look = node.reconcile(&["--once", "--dry-run"]).await;
+            fs::remove_file(node.path("hang-DEL"))?;
+            look
+        };
+        let (two, three, look) = tokio::join!(repair(), repair(), looks());
+        ensure!(shown(&look?).contains("eth0 is missing"));
+        Ok([two?, three?])
+    };
+    let (one, others) = tokio::join!(repair(), rest());
+    for out in [one?].into_iter().chain(others?) {
+        let code = out.status.code();
+        ensure!([Some(0), Some(10)].contains(&code), "{}", shown(&out));
+    }
+    let verbs: Vec<_> = cni::journal(&node).iter().map(|call| call[..3].to_owned()).collect();
+    assert_eq!(verbs, ["ADD", "DEL", "ADD"]);
+    node.cri.ip(&sandbox).await?;
+    node.finish().await
 }
 
 /// Things on the node that bear the instance's mark and belong to no record.

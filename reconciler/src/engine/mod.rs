@@ -2,6 +2,7 @@
 
 pub mod conditions;
 pub mod controller;
+pub mod flight;
 pub mod live;
 pub mod pass;
 pub mod plan;
@@ -24,6 +25,7 @@ use crate::config::Live;
 use crate::error::Result;
 use crate::session::Turns;
 use crate::world::World;
+use flight::Flights;
 use trigger::Queues;
 
 /// What every pass is given: the records, the node, and a way to say "look again".
@@ -31,6 +33,8 @@ pub struct Context {
     pub store: Store,
     pub world: World,
     pub queues: Queues,
+    /// Over which objects a pass runs.
+    pub flights: Flights,
     /// What opening the store found.
     pub opened: Opened,
     /// Set once every object was looked at.
@@ -54,6 +58,7 @@ impl Context {
             store,
             world,
             queues,
+            flights: Flights::default(),
             opened,
             looked: OnceLock::new(),
             outputs: Mutex::default(),

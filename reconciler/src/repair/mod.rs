@@ -161,6 +161,11 @@ async fn once(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
             all.human.extend(one.human);
         }
         for debt in cx.store.list::<DebtKind>() {
+            let _flight = cx.flights.take(debt.uid()).await;
+            // The loop may have paid it meanwhile.
+            let Some(debt) = cx.store.get::<DebtKind>(debt.uid()) else {
+                continue;
+            };
             match crate::debt::pass(cx, &debt).await {
                 Ok(_) if debt.meta.deleted() => {}
                 Ok(_) => all.done.push(owed(&debt)),
@@ -273,14 +278,27 @@ async fn turn<K: Staged + Controlled>(
     mode: Mode,
     permit: &Permit,
 ) -> (Vec<Planned>, Option<Error>) {
-    let passed = match inventory(cx, object).await {
+    if mode == Mode::Plan {
+        // What a look could not see is as much a finding as what it saw.
+        return match inventory(cx, object).await {
+            Ok(passed) => (passed.plan, passed.error),
+            Err(e) => (Vec::new(), Some(e)),
+        };
+    }
+    // While the loop's own pass runs, what is seen is half done, and doing it as well would do it twice.
+    let flight = tokio::time::timeout(BOUND + SECOND_BOUND, cx.flights.take(object.uid())).await;
+    let Some(object) = cx.store.get::<K>(object.uid()) else {
+        return (Vec::new(), None);
+    };
+    let passed = match inventory(cx, &object).await {
         Ok(passed) => passed,
         Err(e) => return (Vec::new(), Some(e)),
     };
-    if mode == Mode::Plan {
-        // What a look could not see is as much a finding as what it saw.
-        return (passed.plan, passed.error);
-    }
+    let Ok(_flight) = flight else {
+        let due = !passed.plan.is_empty();
+        let error = passed.error.or_else(|| due.then(|| stuck("pass", &object)));
+        return (Vec::new(), error);
+    };
     if passed.plan.is_empty() && !object.meta.deleted() {
         cx.store.set_status::<K>(object.uid(), passed.status);
         return (Vec::new(), passed.error);
@@ -288,7 +306,7 @@ async fn turn<K: Staged + Controlled>(
     if let Some(step) = passed.plan.iter().find(|step| !permit.allows(step)) {
         return (Vec::new(), Some(Error::Refused(approve::withheld(step))));
     }
-    match crate::engine::staged::pass(cx, object).await {
+    match crate::engine::staged::pass(cx, &object).await {
         Ok(_) => (passed.plan, None),
         Err(e @ Error::Pending(_)) => (passed.plan, Some(e)),
         // What failed was not done; another round now would only fail again.
@@ -308,11 +326,15 @@ async fn inventory<K: Staged>(cx: &Arc<Context>, object: &Arc<Object<K>>) -> Res
             Err(_) => continue,
         }
     }
-    Err(Error::Stuck {
-        op: "look",
+    Err(stuck("look", object))
+}
+
+fn stuck<K: Kind>(op: &'static str, object: &Object<K>) -> Error {
+    Error::Stuck {
+        op,
         object: format!("{} {}", K::KIND, object.meta.name),
         seconds: (BOUND + SECOND_BOUND).as_secs(),
-    })
+    }
 }
 
 /// The keys of steps.
