@@ -23,6 +23,7 @@ const UNBORN: &str = "youki:[2:INIT]";
 impl Service {
     /// Takes over every process whose task file the last shim left.
     pub fn adopt(&mut self) -> io::Result<()> {
+        process::remove_unowned(&self.dir)?;
         for entry in fs::read_dir(&self.dir)?.flatten() {
             let path = entry.path();
             if path.extension().is_none_or(|extension| extension != "task") {

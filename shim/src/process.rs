@@ -378,6 +378,21 @@ impl Proc {
     }
 }
 
+/// Removes what no process has: its task file was never finished, or is gone.
+pub fn remove_unowned(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)?.flatten() {
+        let path = entry.path();
+        let kind = path.extension().and_then(|kind| kind.to_str());
+        let is_torn = kind == Some("new");
+        let is_left = matches!(kind, Some("mark" | "making")) && !path.with_extension("task").exists();
+        if is_torn || is_left {
+            crate::note!("{}: nobody's; removed", path.display());
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
 /// What a shim must know of a process, kept for a successor.
 pub fn save(dir: &Path, task: &Task) -> io::Result<()> {
     let path = task_file(dir, &task.id);
@@ -400,18 +415,19 @@ fn making_file(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.making"))
 }
 
-/// In a maker: locks a file until it and all that it forks have ended or become a program. Should the shim be killed,
-/// its successor so knows that a process half made may yet enter the cgroup.
-pub fn hold_making(dir: &Path, id: &str) -> io::Result<()> {
+/// A locked file, for a maker to hold until it and all that it forks have ended or become a program (exit and execve
+/// close it). Should the shim be killed, its successor so knows that a process half made may yet enter the cgroup.
+///
+/// Made by the shim, before the fork: a maker that outlives it by a moment must neither be overlooked nor make a file
+/// that nobody removes any more.
+pub fn lock_making(dir: &Path, id: &str) -> io::Result<fs::File> {
     let file = fs::OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(false)
         .open(making_file(dir, id))?;
     file.lock()?;
-    // Closed by exit or execve.
-    std::mem::forget(file);
-    Ok(())
+    Ok(file)
 }
 
 fn is_being_made(dir: &Path, id: &str) -> bool {

@@ -9,6 +9,35 @@ use std::time::Duration;
 use shim::record;
 use support::{Pod, is_alive};
 
+/// The files of a shim without processes. (The directories of libcontainer's states stay, empty.)
+const OWN: [&str; 3] = ["lock", "shim.log", "sock"];
+
+fn files(pod: &Pod) -> Vec<String> {
+    let all = fs::read_dir(&pod.dir).unwrap().map(Result::unwrap);
+    let all = all.filter(|entry| !entry.file_type().unwrap().is_dir());
+    let mut all: Vec<_> = all.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    all.sort_unstable();
+    all
+}
+
+/// Cut amid the first writing of its task file, or amid the removal of a process, a shim leaves files that belong to no
+/// process.
+#[tokio::test]
+async fn what_belongs_to_no_process_goes() {
+    let mut pod = Pod::new().await;
+    let living = pod.container("living", &["/hello", "sleep", "1000"]);
+    pod.run(&living).await.unwrap();
+    let of_living = files(&pod);
+    for name in ["torn.new", "living.new", "gone.mark", "gone.making"] {
+        fs::write(pod.dir.join(name), "").unwrap();
+    }
+    pod.replace_shim().await;
+    assert_eq!(files(&pod), of_living);
+    pod.client.delete("living").await.unwrap();
+    assert_eq!(files(&pod), OWN);
+    pod.end().await;
+}
+
 #[tokio::test]
 async fn a_start_cut_off_anywhere_is_finished_or_undone() {
     let mut pod = Pod::new().await;
@@ -53,10 +82,7 @@ async fn a_start_cut_off_anywhere_is_finished_or_undone() {
         assert!(end.is_some() || record.start.is_none(), "{id}: no end");
         assert_eq!(pod.cgroups(&id), Vec::<PathBuf>::new(), "{id}");
         assert!(!Path::new(&container.request.fifo_dir).exists(), "{id}");
-        let left = fs::read_dir(&pod.dir)
-            .unwrap()
-            .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(&id));
-        assert_eq!(left.count(), 0, "{id}");
+        assert_eq!(files(&pod), OWN, "{id}");
     }
     println!("{ran} ran on, {failed} were written off as not started");
     pod.end().await;

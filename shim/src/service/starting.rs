@@ -92,8 +92,7 @@ impl Service {
             Ok(stdio) => stdio,
             Err(error) => {
                 let refusal = broken(format!("fifo_dir {}: {error}", request.fifo_dir));
-                let _ = std::fs::remove_file(process::task_file(&self.dir, &task.id));
-                Proc::new(0, task).remove_files(&self.dir);
+                self.abandon(task);
                 return Err(refusal);
             }
         };
@@ -180,7 +179,7 @@ impl Service {
         (Code::StartFailed, error)
     }
 
-    /// Forks the maker of a process, which keeps `keep` and tells through the channel how it went.
+    /// Begins to make a process: its maker keeps `keep` and tells through the channel how it went.
     fn start(
         &mut self,
         caller: Caller,
@@ -188,22 +187,14 @@ impl Service {
         keep: &[RawFd],
         maker: impl FnOnce(OwnedFd),
     ) -> Result<u32, Refusal> {
-        let shim = std::process::id();
-        let (ours, theirs) = sys::channel().map_err(internal)?;
-        let (key, dir, id) = (self.key(), self.dir.clone(), task.id.clone());
-        self.watch(ours.as_raw_fd(), Of::Channel, key, libc::EPOLLIN)
-            .map_err(internal)?;
-        let child = sys::fork().map_err(internal)?;
-        if child == 0 {
-            die_with(shim);
-            fault::point("shim.maker.before");
-            sys::keep_only(&[keep, &[theirs.as_raw_fd()]].concat());
-            if let Err(error) = process::hold_making(&dir, &id) {
-                crate::r#become::fail(theirs.as_raw_fd(), &format!("{}: {error}", dir.display()));
+        let key = self.key();
+        let (ours, child) = match self.fork_maker(key, &task.id, keep, maker) {
+            Ok(forked) => forked,
+            Err(error) => {
+                self.abandon(task);
+                return Err(internal(error));
             }
-            maker(theirs);
-            sys::exit(1);
-        }
+        };
         fault::point("shim.start.forked");
         let mut proc = Proc::new(key, task);
         proc.channel = Some(ours);
@@ -212,6 +203,36 @@ impl Service {
         proc.run = Some(caller);
         self.procs.push(proc);
         Ok(key)
+    }
+
+    /// Answers the channel and the maker's pid.
+    fn fork_maker(
+        &self,
+        key: u32,
+        id: &str,
+        keep: &[RawFd],
+        maker: impl FnOnce(OwnedFd),
+    ) -> io::Result<(OwnedFd, u32)> {
+        let shim = std::process::id();
+        let (ours, theirs) = sys::channel()?;
+        self.watch(ours.as_raw_fd(), Of::Channel, key, libc::EPOLLIN)?;
+        let making = process::lock_making(&self.dir, id)?;
+        let child = sys::fork()?;
+        if child == 0 {
+            die_with(shim);
+            fault::point("shim.maker.before");
+            sys::keep_only(&[keep, &[theirs.as_raw_fd(), making.as_raw_fd()]].concat());
+            std::mem::forget(making);
+            maker(theirs);
+            sys::exit(1);
+        }
+        Ok((ours, child))
+    }
+
+    /// Removes what was kept of a process that there will not be.
+    fn abandon(&self, task: Task) {
+        let _ = std::fs::remove_file(process::task_file(&self.dir, &task.id));
+        Proc::new(0, task).remove_files(&self.dir);
     }
 
     pub(super) fn channel(&mut self, key: u32) {
