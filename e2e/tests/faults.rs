@@ -99,6 +99,10 @@ impl Life {
         ensure!(output.stdout == b"hi\n", "exec: {output:?}");
         let host = self.pod.port_mappings.is_empty() && self.pod.hostname.is_empty();
         e2e::eventually(LIMIT, async || {
+            // A fault may also be hit between two calls.
+            if self.node.has_ended()? {
+                revive(&mut self.node).await?;
+            }
             let all = self.node.cri.sandboxes(None).await?;
             ensure!(all.len() == 1 && all[0].id == sandbox, "{all:#?}");
             ensure!(all[0].state() == PodSandboxState::SandboxReady, "{all:#?}");
