@@ -5,6 +5,38 @@ use super::*;
 use crate::world::linux::unpack::confined;
 use std::os::fd::AsFd;
 
+/// A directory of a test, and what is mounted in it: gone with it, also where the test fails.
+struct Root(tempfile::TempDir);
+
+impl Root {
+    fn new() -> Root {
+        Root(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let Ok(table) = MountTable::read() else { return };
+        for mount in table.ours(&[self.path().to_path_buf()]) {
+            let _ = umount2(&mount.target, MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+/// Unmounts, as soon as no program that another test has just forked holds a file in there (until its execve).
+fn unmount_soon(target: &Path) {
+    let start = std::time::Instant::now();
+    while let Err(error) = unmount(target) {
+        let busy = matches!(error, Error::Busy { .. });
+        assert!(busy && start.elapsed().as_secs() < 10, "{error}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 fn layers(root: &Path, count: usize) -> Vec<PathBuf> {
     let layer = |i: usize| {
         let dir = root.join(format!("layer:{i},{}", "x".repeat(200)));
@@ -18,7 +50,7 @@ fn layers(root: &Path, count: usize) -> Vec<PathBuf> {
 
 #[test]
 fn many_layers_with_odd_and_long_names() {
-    let root = tempfile::tempdir().unwrap();
+    let root = Root::new();
     let lower = layers(root.path(), 130);
     let at = |name: &str| root.path().join(name);
     let target = at("target");
@@ -42,16 +74,16 @@ fn many_layers_with_odd_and_long_names() {
         other => panic!("{other}"),
     }
     drop(held);
-    unmount(&target).unwrap();
-    unmount(&target).unwrap();
-    unmount(&at("absent")).unwrap();
+    unmount_soon(&target);
+    unmount_soon(&target);
+    unmount_soon(&at("absent"));
     assert_eq!(observe(&target).unwrap(), None);
     assert_eq!(fs::read_dir(at("upper")).unwrap().count(), 0);
 }
 
 #[test]
 fn the_way_of_older_kernels() {
-    let root = tempfile::tempdir().unwrap();
+    let root = Root::new();
     let lower = layers(root.path(), 130);
     let target = root.path().join("target");
     for dir in ["upper", "work", "target"] {
@@ -62,7 +94,7 @@ fn the_way_of_older_kernels() {
     let (lower, label) = (&lower, None);
     mount_by_options(&Overlay { lower, upper, label }, &target).unwrap();
     assert_eq!(fs::read_to_string(target.join("f129")).unwrap(), "129");
-    unmount(&target).unwrap();
+    unmount_soon(&target);
     let upper = None;
     let by_options = detached_by_options(&Overlay { lower, upper, label }).unwrap();
     for view in [by_options, detached(lower).unwrap()] {
@@ -97,7 +129,7 @@ fn owners_are_mapped_for_a_user_namespace() {
         fs::write(proc.join(map), "0 100000 65536").unwrap();
     }
     let userns = fs::File::open(proc.join("ns/user")).unwrap();
-    let root = tempfile::tempdir().unwrap();
+    let root = Root::new();
     let at = |name: &str| root.path().join(name);
     let lower = layers(root.path(), 2);
     std::os::unix::fs::chown(lower[1].join("f1"), Some(7), Some(8)).unwrap();
@@ -124,16 +156,16 @@ fn owners_are_mapped_for_a_user_namespace() {
         1
     );
     assert!(!at("mapped").exists());
-    unmount(&at("target")).unwrap();
+    unmount_soon(&at("target"));
 }
 
 #[test]
 fn no_layers_at_all() {
-    let root = tempfile::tempdir().unwrap();
+    let root = Root::new();
     let at = |name: &str| root.path().join(name);
     mount_rootfs(&[], &at("upper"), &at("work"), &at("target"), None).unwrap();
     fs::write(at("target/file"), "x").unwrap();
-    unmount(&at("target")).unwrap();
+    unmount_soon(&at("target"));
     assert_eq!(fs::read(at("upper/file")).unwrap(), b"x");
     let view = detached(&[]).unwrap();
     assert_eq!(
@@ -144,7 +176,7 @@ fn no_layers_at_all() {
 
 #[test]
 fn shared_memory() {
-    let root = tempfile::tempdir().unwrap();
+    let root = Root::new();
     let shm = root.path().join("shm");
     mount_shm(&shm, 64 << 20, None).unwrap();
     mount_shm(&shm, 64 << 20, None).unwrap();
@@ -152,7 +184,7 @@ fn shared_memory() {
     assert_eq!(fs::metadata(&shm).unwrap().permissions().mode() & 0o7777, 0o1777);
     let size = nix::sys::statvfs::statvfs(&shm).unwrap();
     assert_eq!(size.blocks() * size.fragment_size(), 64 << 20);
-    unmount(&shm).unwrap();
+    unmount_soon(&shm);
     assert_eq!(observe(&shm).unwrap(), None);
 }
 

@@ -12,7 +12,7 @@ use nix::sys::stat::{Mode, UtimensatFlags, makedev, utimensat};
 use sha2::{Digest as _, Sha256};
 
 use super::super::content::digest_of;
-use super::super::mounts::{mount_rootfs, unmount};
+use super::super::mounts::mount_rootfs;
 use super::super::xattr;
 use super::*;
 
@@ -170,7 +170,8 @@ impl std::ops::Deref for Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        unmount(&self.0).unwrap();
+        // What another test forks in this moment may hold a file of it, until its execve.
+        let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
     }
 }
 
