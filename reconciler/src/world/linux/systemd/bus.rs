@@ -261,15 +261,18 @@ struct Connection {
 }
 
 impl Connection {
-    fn open() -> io::Result<Connection> {
+    fn open(socket: &str) -> io::Result<Connection> {
         let mut connection = Connection {
-            stream: UnixStream::connect(SOCKET)?,
+            stream: UnixStream::connect(socket)?,
             deadline: Instant::now() + PATIENCE,
         };
         // Who we are, the kernel tells; the text must only agree: our uid's digits in hexadecimal.
         let uid = nix::unistd::geteuid().to_string();
         let uid: String = uid.bytes().map(|digit| format!("{digit:02x}")).collect();
-        write!(connection.stream, "\0AUTH EXTERNAL {uid}\r\n")?;
+        // At once, and no call before the answer: what systemd reads together with BEGIN it leaves lying until more
+        // comes, which is never.
+        let hello = format!("\0AUTH EXTERNAL {uid}\r\nBEGIN\r\n");
+        connection.stream.write_all(hello.as_bytes())?;
         let mut line = Vec::new();
         while !line.ends_with(b"\r\n") && line.len() < 256 {
             let mut byte = [0];
@@ -280,7 +283,6 @@ impl Connection {
             let told = String::from_utf8_lossy(&line).trim().to_owned();
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, told));
         }
-        connection.stream.write_all(b"BEGIN\r\n")?;
         Ok(connection)
     }
 
@@ -310,7 +312,7 @@ fn ask(what: &'static str, unit: &str, method: (&str, &str), body: Writer, job: 
         unit: unit.to_owned(),
         source,
     };
-    let mut connection = Connection::open().map_err(told)?;
+    let mut connection = Connection::open(SOCKET).map_err(told)?;
     let (member, signature) = method;
     connection
         .stream
@@ -394,6 +396,24 @@ fn absent(done: Result<(), Error>) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// systemd, having read a call together with BEGIN, never answered it.
+    #[test]
+    fn nothing_is_sent_with_the_greeting() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("bus");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let client = std::thread::spawn(move || Connection::open(socket.to_str().unwrap()).map(drop));
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut greeting = vec![0; "\0AUTH EXTERNAL 30\r\nBEGIN\r\n".len()];
+        peer.read_exact(&mut greeting).unwrap();
+        assert_eq!(greeting, b"\0AUTH EXTERNAL 30\r\nBEGIN\r\n");
+        peer.set_nonblocking(true).unwrap();
+        assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        peer.write_all(b"OK 0123\r\n").unwrap();
+        client.join().unwrap().unwrap();
+    }
 
     #[test]
     fn a_call_is_laid_out_as_the_specification_says() {
