@@ -5,10 +5,18 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
-/// Where hierarchies are mounted: v2's first, then v1's freezer, then the others.
-fn hierarchies() -> io::Result<Vec<PathBuf>> {
+/// Where a hierarchy is mounted. Ordered: v2's first, then v1's freezer, then the others.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Hierarchy {
+    rank: u8,
+    point: PathBuf,
+    /// libcontainer enters it: v1, and it knows one of its controllers.
+    known: bool,
+}
+
+fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let mut points = Vec::new();
+    let mut all = Vec::new();
     for line in mounts.lines() {
         let Some((left, right)) = line.split_once(" - ") else {
             continue;
@@ -18,16 +26,22 @@ fn hierarchies() -> io::Result<Vec<PathBuf>> {
             && left.nth(3) == Some("/")
             && let Some(point) = left.next()
         {
-            let rank = if right.starts_with("cgroup2 ") {
-                0
-            } else {
-                2 - u8::from(right.ends_with("freezer"))
-            };
-            points.push((rank, PathBuf::from(point)));
+            let v2 = right.starts_with("cgroup2 ");
+            all.push(Hierarchy {
+                rank: if v2 {
+                    0
+                } else {
+                    2 - u8::from(right.ends_with("freezer"))
+                },
+                point: point.into(),
+                known: right
+                    .split([' ', ','])
+                    .any(|option| shim::V1_CONTROLLERS.contains(&option)),
+            });
         }
     }
-    points.sort();
-    Ok(points.into_iter().map(|(_, point)| point).collect())
+    all.sort();
+    Ok(all)
 }
 
 /// Where `path` (as in `linux.cgroupsPath`) is, in every mounted hierarchy, whether it exists or not.
@@ -35,12 +49,16 @@ fn hierarchies() -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// If it is not absolute, is the root, or has dots: it must name a group of its own.
 pub fn dirs(path: &str) -> io::Result<Vec<PathBuf>> {
+    let inner = inner(path)?;
+    Ok(hierarchies()?.into_iter().map(|of| of.point.join(inner)).collect())
+}
+
+/// A path as it is below each hierarchy's mount.
+fn inner(path: &str) -> io::Result<&Path> {
     let inner = Path::new(path).strip_prefix("/").ok();
     let plain = |inner: &&Path| inner.components().all(|part| matches!(part, Component::Normal(_)));
     match inner.filter(plain) {
-        Some(inner) if !inner.as_os_str().is_empty() => {
-            Ok(hierarchies()?.into_iter().map(|point| point.join(inner)).collect())
-        }
+        Some(inner) if !inner.as_os_str().is_empty() => Ok(inner),
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("cgroup path {path:?} is not /NAME[/NAME...]"),
@@ -48,13 +66,19 @@ pub fn dirs(path: &str) -> io::Result<Vec<PathBuf>> {
     }
 }
 
+fn is_scope(path: &Path) -> bool {
+    path.extension().is_some_and(|kind| kind == "scope")
+}
+
 /// Makes `path` in every hierarchy and moves this process there. Says which directories were new. A hybrid layout
-/// counts as v1: its v2 tree has no controllers, and moving there costs more than all others together (see [`join`]).
+/// counts as v1: its v2 tree has no controllers, and moving there costs more than all others together (see [`join`]);
+/// but a scope without processes there ends.
 pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
     let mut made = Vec::new();
     let dirs = dirs(path)?;
     let v2 = |dir: &PathBuf| dir.ancestors().any(|dir| dir.join("cgroup.controllers").exists());
-    for dir in dirs.iter().filter(|dir| dirs.len() == 1 || !v2(dir)) {
+    let all = dirs.len() == 1 || is_scope(Path::new(path));
+    for dir in dirs.iter().filter(|dir| all || !v2(dir)) {
         if !dir.exists() {
             fs::create_dir_all(dir)?;
             made.push(dir.clone());
@@ -62,6 +86,18 @@ pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
         join(dir)?;
     }
     Ok(made)
+}
+
+/// Moves this process, which must have one thread, into the scope that `path` is, in the hierarchies that whoever makes a
+/// container does not know: by one of them, its own or in a hybrid layout v2's, systemd sees who is in a scope, and it
+/// ends one in which there is nobody. Nothing is done where there is one hierarchy, or if it is no scope.
+pub fn enter_scope(path: &Path) -> io::Result<()> {
+    let Some(text) = path.to_str().filter(|_| is_scope(path)) else {
+        return Ok(());
+    };
+    let (inner, all) = (inner(text)?, hierarchies()?);
+    let others = all.iter().filter(|of| !of.known && all.len() > 1);
+    others.map(|of| of.point.join(inner)).try_for_each(|dir| join(&dir))
 }
 
 /// Moves this process, which must have one thread, into one directory.
@@ -181,7 +217,7 @@ pub fn remove(dirs: &[PathBuf]) -> bool {
 }
 
 fn remove_dir(dir: &Path) -> bool {
-    if dir.extension().is_some_and(|kind| kind == "scope") {
+    if is_scope(dir) {
         return children(dir).filter(|child| !remove_dir(child)).count() == 0 && pids(dir).is_empty();
     }
     match fs::remove_dir(dir) {

@@ -20,7 +20,7 @@ use oci_spec::runtime::{
 use crate::r#become::{Become, message};
 use crate::mounts::{self, Mounts};
 use crate::runtime::{self, Runtime};
-use crate::sys;
+use crate::{cgroup, sys};
 use shim::fault;
 use shim::record::{self, Start};
 
@@ -113,6 +113,14 @@ impl Plan {
         }
         if let Some(runtime) = self.runtime.take() {
             return runtime::make(self, &runtime, channel);
+        }
+        if let Some(path) = self
+            .spec
+            .linux()
+            .as_ref()
+            .and_then(|linux| linux.cgroups_path().as_ref())
+        {
+            cgroup::enter_scope(path).map_err(|error| error.to_string())?;
         }
         let spec = serde_json::to_vec(&derive(&self.spec, &self.pid)?).map_err(|error| error.to_string())?;
         fault::point("shim.maker.derived");

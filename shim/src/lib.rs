@@ -61,6 +61,21 @@ pub const PROC_FILES: [&str; 10] = [
     "/proc/sys/kernel/ns_last_pid",
     "/proc/sys/crypto/fips_enabled",
 ];
+/// The v1 controllers that libcontainer knows, in which a container so gets a cgroup of its own.
+pub const V1_CONTROLLERS: [&str; 12] = [
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "memory",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "pids",
+    "blkio",
+];
 /// Id of the pause process in every call that takes an id.
 pub const PAUSE: &str = "pause";
 /// Most bytes that one exec returns: 16 MiB, the CRI client's message limit, less room for the envelope.

@@ -121,7 +121,7 @@ pub static KEYS: &[Key] = &[
         path: "cgroup.driver",
         kind: "auto, cgroupfs or systemd",
         default: "cgroupfs",
-        meaning: "Who makes cgroups: we, or systemd (scopes in slices; cgroup v2); auto: systemd where it can. A \
+        meaning: "Who makes cgroups: we, or systemd (scopes in slices); auto: systemd where it can. A \
                   kubelet asks for it, older ones must be told the same (cgroupDriver). Change it only while there \
                   are no pods.",
         check: of::<CgroupDriver>,

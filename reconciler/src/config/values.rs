@@ -196,7 +196,7 @@ impl TryFrom<String> for Cidrs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum CgroupDriver {
-    /// systemd where it is the init and has cgroup v2, else cgroupfs.
+    /// systemd where it is the init and keeps the cgroups, else cgroupfs.
     Auto,
     Cgroupfs,
     Systemd,

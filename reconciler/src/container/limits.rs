@@ -219,6 +219,9 @@ fn keep(cx: &Context, path: &str, object: &Container) -> Result<()> {
 pub fn keep_first(cx: &Context, path: &str, object: &Container, bundle: &LinuxResources) -> Result<()> {
     let v2 = cx.world.cgroups.v2();
     let mut all = wanted(&of_bundle(bundle), v2);
+    if let Some(max) = pids_max(bundle).filter(|_| !v2) {
+        all.push(limit("pids", "pids.max", max));
+    }
     let own = wanted(&object.spec.resources, v2);
     all.retain(|limit| !own.iter().any(|own| own.file == limit.file));
     all.extend(own);
@@ -248,15 +251,18 @@ fn of_bundle(bundle: &LinuxResources) -> Resources {
             all.unified.insert("memory.low".into(), low.to_string());
         }
     }
-    if let Some(pids) = bundle.pids() {
-        let max = match pids.limit() {
-            ..=0 => "max".to_owned(),
-            limit => limit.to_string(),
-        };
+    if let Some(max) = pids_max(bundle) {
         all.unified.insert("pids.max".into(), max);
     }
     all.unified.extend(bundle.unified().clone().unwrap_or_default());
     all
+}
+
+fn pids_max(bundle: &LinuxResources) -> Option<String> {
+    Some(match bundle.pids().as_ref()?.limit() {
+        ..=0 => "max".to_owned(),
+        limit => limit.to_string(),
+    })
 }
 
 /// The first process, while it lives.

@@ -75,7 +75,7 @@ impl Stage<ContainerKind> for Task {
         let request = request(cx, &sandbox, object)?;
         // Other runtimes see to the devices themselves.
         if request.runtime.is_empty() {
-            allow_devices(cx, &sandbox, object)?;
+            make_cgroup(cx, &sandbox, object)?;
         }
         cx.world.runs.add(&dir(&cx.world.paths, object))?;
         let ran = client.run(request).await;
@@ -198,13 +198,13 @@ async fn clear(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result
     cx.world.cgroups.remove(&path)
 }
 
-/// cgroup v2 has no file for device rules: a program on the container's cgroup keeps them, from before its first
-/// process.
-fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
+/// Makes the container's cgroup where its maker does not. v2 has no file for device rules: a program on the cgroup keeps
+/// them, from before its first process.
+fn make_cgroup(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
     let path = cgroup_path(cx, sandbox, object);
-    let Some(dir) = cx.world.cgroups.v2_dir(&path) else {
+    if !cx.world.cgroups.before_container() {
         return Ok(());
-    };
+    }
     let config = bundle::path(&cx.world.paths, object).join("config.json");
     let text = cx.world.files.read(&config)?.unwrap_or_default();
     let spec: oci_spec::runtime::Spec = serde_json::from_slice(&text)
@@ -212,9 +212,12 @@ fn allow_devices(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Resu
         .map_err(Error::io("read", &config))?;
     let resources = spec.linux().as_ref().and_then(|linux| linux.resources().clone());
     let resources = resources.unwrap_or_default();
-    let rules = resources.devices().clone().unwrap_or_default();
     cx.world.cgroups.ensure(&path)?;
     limits::keep_first(cx, &path, object, &resources)?;
+    let Some(dir) = cx.world.cgroups.v2_dir(&path) else {
+        return Ok(());
+    };
+    let rules = resources.devices().clone().unwrap_or_default();
     spec::device_filter::attach(&dir, &spec::device_filter::program(&rules)).map_err(Error::io("limit devices of", dir))
 }
 

@@ -175,9 +175,13 @@ pub trait Cgroups: Send + Sync {
     /// How many of the hierarchies have the directory, of how many.
     fn observe(&self, path: &str) -> (usize, usize);
     fn ensure(&self, path: &str) -> Result<()>;
+    /// Must a container's be there before whoever makes the container? On v1 that one makes it.
+    fn before_container(&self) -> bool {
+        self.v2()
+    }
     /// What a cgroup was made for lives in it now.
     fn settled(&self, _path: &str) {}
-    /// Tells whoever else writes v2's files (name and value) of limits, so that they stay.
+    /// Tells whoever else writes the files (name and value) of limits, so that they stay.
     fn keep(&self, _path: &str, _limits: &[(&str, &str)]) -> Result<()> {
         Ok(())
     }

@@ -14,21 +14,6 @@ use state::container::{Device, Mount, Propagation};
 use super::capability::CapabilitySet;
 use super::{Result, SpecError};
 
-/// The v1 controllers in which a container gets a cgroup of its own.
-const V1_CONTROLLERS: [&str; 12] = [
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "devices",
-    "freezer",
-    "hugetlb",
-    "memory",
-    "net_cls",
-    "net_prio",
-    "perf_event",
-    "pids",
-    "blkio",
-];
 /// Not given to a privileged container: they are its own, or belong to whoever runs on the host's console.
 const SKIPPED_DEVICES: [&str; 9] = [
     "pts",
@@ -152,7 +137,7 @@ fn v1_controllers() -> Result<Vec<PathBuf>> {
         let name = mount.point.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         mount.kind == "cgroup"
             && mount.point.starts_with("/sys/fs/cgroup")
-            && name.split(',').any(|one| V1_CONTROLLERS.contains(&one))
+            && name.split(',').any(|one| shim::V1_CONTROLLERS.contains(&one))
     };
     let mut points: Vec<_> = mounts
         .lines()

@@ -56,6 +56,11 @@ impl Cgroups {
         needed.into_iter().filter(|c| !self.mounts.contains_key(*c)).collect()
     }
 
+    /// Is there a hierarchy in which systemd keeps its units?
+    pub fn of_systemd(&self) -> bool {
+        self.v2 || self.mounts.contains_key("name=systemd")
+    }
+
     /// Every distinct hierarchy's directory for `path`.
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
         let mut dirs: Vec<PathBuf> = self

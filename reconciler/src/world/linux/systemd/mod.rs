@@ -1,11 +1,15 @@
 //! The systemd cgroup driver: cgroups are scopes in slices, made by systemd, which so knows their limits and keeps them
-//! when it reads its units anew. Cgroup v2 only.
+//! when it reads its units anew.
 //!
 //! ```text
 //! kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice    the caller's, CRI `cgroup_parent`
 //!   reconcile-UID.scope     a container or a pause: Delegate=yes, limits as properties and as files
 //! reconcile.slice/reconcile-INSTANCE.slice                                 of pods without a parent
 //! ```
+//!
+//! On v1 systemd makes a scope's directories in some hierarchies and follows it by its own (in a hybrid layout by v2's);
+//! the directories in the others (freezer, cpuset, hugetlb…) are made and removed here, and who enters the scope enters
+//! all.
 //!
 //! A scope is made with its first process and ends with its last. What is to live in it comes a moment later, so a
 //! holder (`reconcile-shim hold`) keeps the scope until [`world::Cgroups::settled`]; it ends with the daemon, too.
@@ -30,9 +34,9 @@ const PREFIX: &str = "reconcile-";
 const SCOPE: &str = ".scope";
 const SLICE: &str = ".slice";
 
-/// Is systemd the init, and cgroup v2 what it keeps?
+/// Is systemd the init, and does it keep these cgroups?
 pub fn usable(cgroups: &Cgroups) -> bool {
-    cgroups.v2 && Path::new(BOOTED).is_dir()
+    cgroups.of_systemd() && Path::new(BOOTED).is_dir()
 }
 
 /// The node's cgroups through systemd.
@@ -50,7 +54,7 @@ impl Systemd {
     pub fn new(files: Arc<Cgroups>, shim: PathBuf, default: String) -> Result<Systemd> {
         if !usable(&files) {
             return Err(Error::Refused(format!(
-                "cgroup.driver: systemd: needs systemd as init ({BOOTED}) and cgroup v2; set cgroupfs"
+                "cgroup.driver: systemd: needs systemd as init ({BOOTED}) and its cgroups; set cgroupfs"
             )));
         }
         let slice = format!("{}{SLICE}", default.trim_start_matches('/'));
@@ -84,7 +88,7 @@ impl Systemd {
             ))
         })?;
         if world::Cgroups::observe(&*self.files, path).0 > 0 && !self.files.processes(path).is_empty() {
-            return Ok(());
+            return self.complete(path);
         }
         let mut holder = Command::new(&self.shim)
             .arg("hold")
@@ -107,12 +111,20 @@ impl Systemd {
         match started {
             Ok(()) => {
                 self.holders().insert(path.to_owned(), holder);
-                Ok(())
+                self.complete(path)
             }
             Err(e) => {
                 end(&mut holder);
                 Err(failed(path)(e))
             }
+        }
+    }
+
+    /// v1: makes a scope's directories in the hierarchies that systemd leaves alone.
+    fn complete(&self, path: &str) -> Result<()> {
+        match self.files.v2 {
+            true => Ok(()),
+            false => world::Cgroups::ensure(&*self.files, path),
         }
     }
 
@@ -176,10 +188,21 @@ fn properties(slice: &str, unit: &str, holder: u32) -> Vec<Property> {
     all
 }
 
-/// The property that keeps a cgroup file's value; none for files that systemd does not write.
+/// The properties that keep the values of cgroup files; none for files that systemd does not write.
+fn kept(limits: &[(&str, &str)]) -> Vec<Property> {
+    let period = limits.iter().find(|(file, _)| *file == "cpu.cfs_period_us");
+    let period = period.map_or("100000", |(_, period)| period);
+    let of = |(file, value): &(&str, &str)| match *file {
+        // v1 has in two files what v2 has in one.
+        "cpu.cfs_quota_us" => property("cpu.max", &format!("{value} {period}")),
+        file => property(file, value),
+    };
+    limits.iter().flat_map(of).collect()
+}
+
 fn property(file: &str, value: &str) -> Vec<Property> {
     let number = |text: &str| match text {
-        "max" => Some(u64::MAX),
+        "max" | "-1" => Some(u64::MAX),
         text => text.parse().ok(),
     };
     let one = |name| number(value).map(|n| (name, Value::Number(n))).into_iter().collect();
@@ -189,7 +212,9 @@ fn property(file: &str, value: &str) -> Vec<Property> {
         "memory.low" => one("MemoryLow"),
         "memory.min" => one("MemoryMin"),
         "memory.swap.max" => one("MemorySwapMax"),
+        "memory.limit_in_bytes" => one("MemoryLimit"),
         "pids.max" => one("TasksMax"),
+        "cpu.shares" => one("CPUShares"),
         "cpu.weight" => one("CPUWeight"),
         "cpu.max" => {
             let (quota, period) = value.split_once(' ').unwrap_or((value, "100000"));
@@ -235,6 +260,10 @@ fn bits(list: &str) -> Option<Vec<u8>> {
 
 impl world::Cgroups for Systemd {
     fn v2(&self) -> bool {
+        self.files.v2
+    }
+
+    fn before_container(&self) -> bool {
         true
     }
 
@@ -267,7 +296,7 @@ impl world::Cgroups for Systemd {
 
     fn keep(&self, path: &str, limits: &[(&str, &str)]) -> Result<()> {
         let Some((_, unit)) = units(path) else { return Ok(()) };
-        let properties: Vec<Property> = limits.iter().flat_map(|(file, value)| property(file, value)).collect();
+        let properties = kept(limits);
         match properties.is_empty() {
             true => Ok(()),
             false => blocking(|| bus::set(unit, &properties)).map_err(failed(path)),
@@ -290,10 +319,11 @@ impl world::Cgroups for Systemd {
         if real == path {
             return self.files.remove_if_empty(path);
         }
-        // The slice and the one that it is in; systemd removes their cgroups.
+        // The slice and the one that it is in; systemd removes its cgroups of them.
         let mut next = Some(real);
         while let Some(slice) = next.filter(|slice| !slice.is_empty()) {
-            if self.files.observe(slice).0 == 0 || !self.files.children(slice).is_empty() {
+            // A scope has a process from its begin on. One that has none any more systemd has yet to see and remove.
+            if self.files.observe(slice).0 == 0 || !self.files.processes(slice).is_empty() {
                 return;
             }
             let Some((above, unit)) = slice.rsplit_once('/') else {
@@ -301,6 +331,9 @@ impl world::Cgroups for Systemd {
             };
             if let Err(e) = blocking(|| bus::stop(unit)) {
                 tracing::debug!("{e}");
+            }
+            if !self.files.v2 {
+                self.files.remove_if_empty(slice);
             }
             next = Some(above);
         }
@@ -362,6 +395,14 @@ mod tests {
         assert_eq!(property("cpu.max", "12345 100000"), quota(100_000, 130_000));
         assert_eq!(property("cpu.max", "max 100000"), quota(100_000, u64::MAX));
         assert_eq!(property("cpu.max", "1 0"), []);
+        assert_eq!(property("memory.limit_in_bytes", "-1"), number("MemoryLimit", u64::MAX));
+        let v1 = [
+            ("cpu.cfs_quota_us", "20000"),
+            ("cpu.cfs_period_us", "50000"),
+            ("cpu.shares", "512"),
+        ];
+        assert_eq!(kept(&v1), [quota(50_000, 400_000), number("CPUShares", 512)].concat());
+        assert_eq!(kept(&[("cpu.cfs_quota_us", "-1")]), quota(100_000, u64::MAX));
         assert_eq!(
             property("cpuset.cpus", "0-2,9"),
             [("AllowedCPUs", Value::Bits(vec![0b111, 0b10]))]
