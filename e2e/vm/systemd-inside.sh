@@ -169,6 +169,20 @@ scopes() { ! systemctl list-units --all --plain --no-legend 'reconcile-*.scope' 
 check "no scope is left" soon scopes
 left() { find /sys/fs/cgroup/kubepods.slice -name '*reconcile*' -o -name "*$sandbox*" | grep . && return 1 || return 0; }
 check "no cgroup of it is left" left
+
+# --- A pod without a parent: ours is a slice, too
+parent=
+sandbox=$(pod two)
+check "a pod without a parent" test -n "$sandbox"
+if [[ $driver = systemd ]]; then
+  mine=$(sed 's|^0::||' "/proc/$(crictl inspectp "$sandbox" | jq -r .info.pid)/cgroup")
+  check "it is in a slice of ours" test "${mine#/reconcile.slice/reconcile-*.slice/reconcile-"$sandbox".scope}" != "$mine"
+fi
+check "it is removed" crictl rmp -f "$sandbox"
+slices() { find /sys/fs/cgroup -path '*/reconcile.slice*' | grep . && return 1 || return 0; }
+# By the look for what belongs to nobody, once a minute.
+late() { soon slices || soon slices || soon slices; }
+check "and its slices" late
 check "no shim is left" soon bash -c '! pgrep -x reconcile-shim'
 check "no failed unit" bash -c '! systemctl --failed --no-legend --plain | grep .'
 systemctl stop reconcile
