@@ -179,13 +179,11 @@ if [[ $driver = systemd ]]; then
   check "it is in a slice of ours" test "${mine#/reconcile.slice/reconcile-*.slice/reconcile-"$sandbox".scope}" != "$mine"
 fi
 check "it is removed" crictl rmp -f "$sandbox"
-slices() { find /sys/fs/cgroup -path '*/reconcile.slice*' | grep . && return 1 || return 0; }
-# By the look for what belongs to nobody, once a minute.
-late() { soon slices || soon slices || soon slices; }
-check "and its slices" late
 check "no shim is left" soon bash -c '! pgrep -x reconcile-shim'
 check "no failed unit" bash -c '! systemctl --failed --no-legend --plain | grep .'
 systemctl stop reconcile
+slices() { find /sys/fs/cgroup -path '*/reconcile.slice*' | grep . && return 1 || return 0; }
+check "the slices have gone with the pods, or else the daemon" soon slices
 check "nothing is left to do" reconcile --once --dry-run
 ((failed == 0)) || journalctl -u reconcile --no-pager | tail -n 40
 echo "$checks checks, $failed failed"

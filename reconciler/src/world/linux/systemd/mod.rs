@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bus::{Property, Value};
 
@@ -48,6 +48,8 @@ pub struct Systemd {
     slice: String,
     /// By path.
     holders: Mutex<HashMap<String, Child>>,
+    /// Held for writing while a slice is ended: a scope that began in it meanwhile would end with it.
+    slices: RwLock<()>,
 }
 
 impl Systemd {
@@ -64,6 +66,7 @@ impl Systemd {
             slice: expand(&slice),
             default,
             holders: Mutex::default(),
+            slices: RwLock::default(),
         })
     }
 
@@ -99,6 +102,7 @@ impl Systemd {
             .spawn()
             .map_err(Error::io("run holder", &self.shim))?;
         let properties = properties(slice, unit, holder.id());
+        let in_use = self.slices.read().unwrap_or_else(PoisonError::into_inner);
         let started = bus::start(unit, &properties).or_else(|e| {
             if !e.is("UnitExists") {
                 return Err(e);
@@ -108,6 +112,7 @@ impl Systemd {
             bus::reset(unit)?;
             bus::start(unit, &properties)
         });
+        drop(in_use);
         match started {
             Ok(()) => {
                 self.holders().insert(path.to_owned(), holder);
@@ -134,6 +139,31 @@ impl Systemd {
             end(&mut holder);
         }
         bus::stop(unit).and_then(|()| bus::reset(unit)).map_err(failed(path))
+    }
+
+    /// Ends a slice without processes, and the one that it is in; systemd removes its cgroups of them.
+    fn end_slices(&self, real: &str) {
+        let _alone = self.slices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut next = Some(real);
+        while let Some(slice) = next.filter(|slice| !slice.is_empty()) {
+            // A scope has a process from its begin on. One that has none any more systemd has yet to see and remove.
+            if !self.files.processes(slice).is_empty() {
+                return;
+            }
+            let Some((above, unit)) = slice.rsplit_once('/') else {
+                return;
+            };
+            next = Some(above);
+            if world::Cgroups::observe(&*self.files, slice).0 == 0 {
+                continue;
+            }
+            if let Err(e) = bus::stop(unit) {
+                tracing::debug!("{e}");
+            }
+            if !self.files.v2 {
+                world::Cgroups::remove_if_empty(&*self.files, slice);
+            }
+        }
     }
 }
 
@@ -319,24 +349,7 @@ impl world::Cgroups for Systemd {
         if real == path {
             return self.files.remove_if_empty(path);
         }
-        // The slice and the one that it is in; systemd removes its cgroups of them.
-        let mut next = Some(real);
-        while let Some(slice) = next.filter(|slice| !slice.is_empty()) {
-            // A scope has a process from its begin on. One that has none any more systemd has yet to see and remove.
-            if self.files.observe(slice).0 == 0 || !self.files.processes(slice).is_empty() {
-                return;
-            }
-            let Some((above, unit)) = slice.rsplit_once('/') else {
-                return;
-            };
-            if let Err(e) = blocking(|| bus::stop(unit)) {
-                tracing::debug!("{e}");
-            }
-            if !self.files.v2 {
-                self.files.remove_if_empty(slice);
-            }
-            next = Some(above);
-        }
+        blocking(|| self.end_slices(real));
     }
 
     fn children(&self, parent: &str) -> Vec<String> {
