@@ -88,9 +88,9 @@ pub fn enter(path: &str) -> io::Result<Vec<PathBuf>> {
     Ok(made)
 }
 
-/// Moves this process, which must have one thread, into the scope that `path` is, in the hierarchies that whoever makes a
-/// container does not know: by one of them, its own or in a hybrid layout v2's, systemd sees who is in a scope, and it
-/// ends one in which there is nobody. Nothing is done where there is one hierarchy, or if it is no scope.
+/// Moves this process, which must have one thread, into the scope that `path` is, in the hierarchies that whoever makes
+/// a container does not know. By one of them, its own or in a hybrid layout v2's, systemd sees who is in a scope, and
+/// it ends one in which there is nobody. Nothing is done where there is one hierarchy, or if it is no scope.
 pub fn enter_scope(path: &Path) -> io::Result<()> {
     let Some(text) = path.to_str().filter(|_| is_scope(path)) else {
         return Ok(());

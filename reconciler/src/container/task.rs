@@ -198,8 +198,8 @@ async fn clear(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result
     cx.world.cgroups.remove(&path)
 }
 
-/// Makes the container's cgroup where its maker does not. v2 has no file for device rules: a program on the cgroup keeps
-/// them, from before its first process.
+/// Makes the container's cgroup where its maker does not. v2 has no file for device rules: a program on the cgroup
+/// keeps them, from before its first process.
 fn make_cgroup(cx: &Context, sandbox: &PodSandbox, object: &Container) -> Result<()> {
     let path = cgroup_path(cx, sandbox, object);
     if !cx.world.cgroups.before_container() {

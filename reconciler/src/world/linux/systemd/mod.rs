@@ -7,9 +7,9 @@
 //! reconcile.slice/reconcile-INSTANCE.slice                                 of pods without a parent
 //! ```
 //!
-//! On v1 systemd makes a scope's directories in some hierarchies and follows it by its own (in a hybrid layout by v2's);
-//! the directories in the others (freezer, cpuset, hugetlb…) are made and removed here, and who enters the scope enters
-//! all.
+//! On v1 systemd makes a scope's directories in some hierarchies and follows it by its own (in a hybrid layout by
+//! v2's); the directories in the others (freezer, cpuset, hugetlb…) are made and removed here, and who enters the scope
+//! enters all.
 //!
 //! A scope is made with its first process and ends with its last. What is to live in it comes a moment later, so a
 //! holder (`reconcile-shim hold`) keeps the scope until [`world::Cgroups::settled`]; it ends with the daemon, too.
