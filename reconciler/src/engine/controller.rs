@@ -129,7 +129,7 @@ async fn reconcile<K: Controlled>(
     attempts: Attempts,
 ) -> Result<Action, Failed> {
     let uid = object.uid().to_owned();
-    let _flight = cx.flights.take(&uid).await;
+    let _turn = cx.passes.take(&uid).await;
     // The reflector may lag: the newest wish is the store's.
     let Some(newest) = cx.store.get::<K>(&uid) else {
         return Ok(Action::await_change());

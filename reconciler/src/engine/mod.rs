@@ -2,7 +2,6 @@
 
 pub mod conditions;
 pub mod controller;
-pub mod flight;
 pub mod live;
 pub mod pass;
 pub mod plan;
@@ -25,7 +24,6 @@ use crate::config::Live;
 use crate::error::Result;
 use crate::session::Turns;
 use crate::world::World;
-use flight::Flights;
 use trigger::Queues;
 
 /// What every pass is given: the records, the node, and a way to say "look again".
@@ -33,8 +31,8 @@ pub struct Context {
     pub store: Store,
     pub world: World,
     pub queues: Queues,
-    /// Over which objects a pass runs.
-    pub flights: Flights,
+    /// Over which objects a pass runs: one at a time, the loop's or a repair's that is asked for meanwhile.
+    pub passes: Turns,
     /// What opening the store found.
     pub opened: Opened,
     /// Set once every object was looked at.
@@ -58,7 +56,7 @@ impl Context {
             store,
             world,
             queues,
-            flights: Flights::default(),
+            passes: Turns::default(),
             opened,
             looked: OnceLock::new(),
             outputs: Mutex::default(),

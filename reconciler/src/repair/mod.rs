@@ -161,7 +161,7 @@ async fn once(cx: &Arc<Context>, permit: &Permit) -> Result<Report> {
             all.human.extend(one.human);
         }
         for debt in cx.store.list::<DebtKind>() {
-            let _flight = cx.flights.take(debt.uid()).await;
+            let _turn = cx.passes.take(debt.uid()).await;
             // The loop may have paid it meanwhile.
             let Some(debt) = cx.store.get::<DebtKind>(debt.uid()) else {
                 continue;
@@ -286,7 +286,7 @@ async fn turn<K: Staged + Controlled>(
         };
     }
     // While the loop's own pass runs, what is seen is half done, and doing it as well would do it twice.
-    let flight = tokio::time::timeout(BOUND + SECOND_BOUND, cx.flights.take(object.uid())).await;
+    let turn = tokio::time::timeout(BOUND + SECOND_BOUND, cx.passes.take(object.uid())).await;
     let Some(object) = cx.store.get::<K>(object.uid()) else {
         return (Vec::new(), None);
     };
@@ -294,7 +294,7 @@ async fn turn<K: Staged + Controlled>(
         Ok(passed) => passed,
         Err(e) => return (Vec::new(), Some(e)),
     };
-    let Ok(_flight) = flight else {
+    let Ok(_turn) = turn else {
         let due = !passed.plan.is_empty();
         let error = passed.error.or_else(|| due.then(|| stuck("pass", &object)));
         return (Vec::new(), error);

@@ -1,10 +1,11 @@
-//! Whose checkpoint is being taken: one at a time of a container, and nobody else thaws it meanwhile.
+//! Turns: of one object, one at a time does something. Of a container, take its checkpoint, which nobody else thaws
+//! meanwhile; of any, run a pass.
 
 use std::collections::BTreeSet;
 
 use tokio::sync::watch;
 
-/// The containers (by uid) that a checkpoint may hold frozen.
+/// The objects (by uid) that somebody's turn holds.
 pub struct Turns(watch::Sender<BTreeSet<String>>);
 
 impl Default for Turns {
@@ -13,7 +14,7 @@ impl Default for Turns {
     }
 }
 
-/// A container's turn; dropping it gives it to the next.
+/// An object's turn; dropping it gives it to the next.
 pub struct Turn<'a> {
     turns: &'a Turns,
     uid: String,
@@ -24,7 +25,7 @@ impl Turns {
         self.0.borrow().contains(uid)
     }
 
-    /// Acts while no checkpoint of the container can begin; `None`, and nothing done, if one is being taken.
+    /// Acts while no turn of the object can begin; `None`, and nothing done, if one is taken.
     pub fn unless_held<T>(&self, uid: &str, act: impl FnOnce() -> T) -> Option<T> {
         let mut done = None;
         self.0.send_if_modified(|held| {
@@ -36,7 +37,7 @@ impl Turns {
         done
     }
 
-    /// Waits until no other checkpoint of the container is being taken.
+    /// Waits until nobody else has the object's turn. What was known of it before may be out of date then.
     pub async fn take(&self, uid: &str) -> Turn<'_> {
         let mut changes = self.0.subscribe();
         while !self.0.send_if_modified(|held| held.insert(uid.to_owned())) {
@@ -49,7 +50,7 @@ impl Turns {
         }
     }
 
-    /// Until no checkpoint is being taken.
+    /// Until no turn is taken.
     pub async fn idle(&self) {
         let _ = self.0.subscribe().wait_for(BTreeSet::is_empty).await;
     }
