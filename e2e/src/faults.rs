@@ -99,7 +99,7 @@ async fn ending(node: &mut Node, status: &Status) -> Result<bool> {
             Ok(())
         };
         // One that runs after all is asked again.
-        let _ = eventually(Duration::from_secs(5), gone).await;
+        let _ = eventually(Duration::from_secs(20), gone).await;
     }
     node.has_ended()
 }

@@ -1,7 +1,7 @@
 //! A real registry, Debian's `docker-registry`, on a port of its own and filled by `skopeo`.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::images::Image;
-use crate::{eventually, tools};
+use crate::{eventually, port, tools};
 
 pub struct Hub {
     dir: TempDir,
@@ -32,8 +32,7 @@ impl Hub {
 
     async fn run(tls: bool) -> Result<Hub> {
         let dir = tempfile::Builder::new().prefix("rc-").tempdir_in("/var/tmp")?;
-        // Free a moment ago: what takes it in between makes the test fail at once.
-        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port::unused()));
         let (certificate, key) = (dir.path().join("server.crt"), dir.path().join("server.key"));
         let mut secure = String::new();
         if tls {

@@ -39,6 +39,7 @@ pub mod netns;
 pub mod node;
 pub mod peers;
 pub mod pods;
+pub mod port;
 pub mod proxy;
 pub mod registry;
 pub mod scrub;

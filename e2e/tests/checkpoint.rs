@@ -300,7 +300,7 @@ async fn a_daemon_that_dies_leaves_what_the_next_one_repairs() -> Result<()> {
     scene.begun(1).await?;
     scene.node.kill9().await?;
     call.await?.expect_err("it died");
-    eventually(Duration::from_secs(5), async || {
+    eventually(Duration::from_secs(20), async || {
         let running = scene.node.processes()?;
         ensure!(!running.iter().any(|line| line.contains("bin/criu")), "{running:#?}");
         Ok(())

@@ -124,7 +124,7 @@ async fn crictl_drives_a_pod_through_its_life() -> Result<()> {
     assert_eq!(path(&inspect, "/info/sandboxID")?, sandbox.as_str());
     observed(&crictl, &sandbox, &id).await?;
 
-    let (out, _) = e2e::eventually(std::time::Duration::from_secs(5), async || {
+    let (out, _) = e2e::eventually(std::time::Duration::from_secs(20), async || {
         let out = crictl.run(&["logs", &id[..13]]).await?;
         ensure!(
             out.stdout == b"from crictl\n" && out.stderr == b"err\n",

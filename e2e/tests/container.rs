@@ -268,7 +268,7 @@ async fn a_start_whose_caller_has_left_runs_at_once_or_never() -> Result<()> {
         );
         let answer = tokio::time::timeout(limit, node.cri.runtime.clone().start_container(request)).await;
         let answered = matches!(answer, Ok(Ok(_)));
-        let settled = e2e::eventually(Duration::from_secs(5), async || {
+        let settled = e2e::eventually(Duration::from_secs(20), async || {
             let status = node.cri.container(&id).await?;
             ensure!(status.state() != ContainerState::ContainerCreated, "still created");
             Ok(status)
@@ -417,7 +417,7 @@ async fn five_hundred_exited_containers_leave_the_mount_table_as_it_was() -> Res
         lane?;
     }
     assert_eq!(node.cri.containers(None).await?.len(), 500);
-    let after = e2e::eventually(Duration::from_secs(5), async || {
+    let after = e2e::eventually(Duration::from_secs(20), async || {
         let after = table(Census::of(&node.mark())?);
         ensure!(after == before, "before: {before:#?}\nafter: {after:#?}");
         Ok(after)
@@ -465,7 +465,7 @@ async fn a_shared_pid_namespace_and_a_target() -> Result<()> {
     let target = node.cri.launch(&sandbox, &pod, &look).await?;
     assert!(pods::log_texts(node.cri.exited(&target).await?.log_path)?[0].contains("sleep 1000"));
     let log = |name: &str| pods::log_texts(format!("{}/{name}.log", pod.log_directory));
-    e2e::eventually(Duration::from_secs(5), async || {
+    e2e::eventually(Duration::from_secs(20), async || {
         ensure!(log("own")?.first().is_some_and(|pid| pid == "1"), "{:?}", log("own")?);
         let shared = log("shared")?;
         ensure!(

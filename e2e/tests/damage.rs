@@ -117,7 +117,7 @@ async fn store_files_cut_and_garbled_anywhere() -> Result<()> {
         let start = Instant::now();
         node.serve().await.with_context(|| what.clone())?;
         ensure!(
-            start.elapsed() < Duration::from_secs(10),
+            start.elapsed() < Duration::from_secs(30),
             "{what}: {:?}",
             start.elapsed()
         );
@@ -160,7 +160,7 @@ async fn damaged_copies_lose_their_own_objects_alone() -> Result<()> {
     fs::remove_dir_all(node.root().join("store"))?;
     let start = Instant::now();
     node.serve().await?;
-    ensure!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     let now = picture(&node).await?;
     for id in others {
         assert_eq!(now.get(id), before.get(id));

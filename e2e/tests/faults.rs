@@ -414,9 +414,10 @@ async fn every_point_of_images_cni_and_yaml() -> Result<()> {
 /// Torture case T03, for every step there is.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_point_of_a_pods_life() -> Result<()> {
-    let port = std::net::TcpListener::bind("0.0.0.0:0")?.local_addr()?.port();
-    let other = std::net::TcpListener::bind("0.0.0.0:0")?.local_addr()?.port();
-    let (one, two) = tokio::join!(Scene::Pod.all(port, 0, 2), Scene::Pod.all(other, 1, 2));
+    let (one, two) = tokio::join!(
+        Scene::Pod.all(e2e::port::unused(), 0, 2),
+        Scene::Pod.all(e2e::port::unused(), 1, 2)
+    );
     let reached = all_reached([one, two])?;
     let (points, _) = faults::in_sources()?;
     let shims = points.iter().filter(|point| point.starts_with("shim."));

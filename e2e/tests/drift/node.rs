@@ -88,7 +88,7 @@ async fn a_healthy_node_shows_nothing() -> Result<()> {
     let mut pod = node.pod("well");
     pod.port_mappings = vec![PortMapping {
         container_port: 8080,
-        host_port: 32_000 + (std::process::id() % 500) as i32,
+        host_port: e2e::port::unused().into(),
         ..Default::default()
     }];
     let sandbox = node.cri.run_sandbox(&pod).await?;

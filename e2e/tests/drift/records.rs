@@ -123,7 +123,7 @@ async fn drift_02_duplicate_records() -> Result<()> {
     node.serve().await?;
     runs(&node, &young).await?;
     assert_eq!(node.cri.sandboxes(None).await?.len(), 1);
-    e2e::eventually(Duration::from_secs(5), async || {
+    e2e::eventually(Duration::from_secs(20), async || {
         ensure!(!dir.exists(), "the older one's directory is left");
         Ok(())
     })
@@ -182,7 +182,7 @@ async fn drift_05_process_gone() -> Result<()> {
     node.stop().await?;
     kill9(gone.pid)?;
     let record = pods_dir(&node, &gone).join("containers").join(&gone.id).join("run");
-    e2e::eventually(Duration::from_secs(5), async || {
+    e2e::eventually(Duration::from_secs(20), async || {
         ensure!(Process::read(gone.pid).is_none(), "the shim has not reaped it");
         ensure!(fs::metadata(&record)?.len() > 1024, "its end is not written");
         Ok(())

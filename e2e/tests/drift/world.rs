@@ -236,7 +236,7 @@ fn nft(args: &str) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_18_host_port_rules() -> Result<()> {
     let mut node = Node::start().await?;
-    let port = 31_000 + (std::process::id() % 500) as i32;
+    let port = i32::from(e2e::port::unused());
     let mut pod = node.pod("ports");
     pod.port_mappings = vec![PortMapping {
         container_port: 8080,
@@ -332,7 +332,7 @@ async fn drift_21_mount_held_elsewhere() -> Result<()> {
         .args(["-m", "--propagation", "private", "sleep", "1000"])
         .spawn()?;
     let (own, pid) = (fs::read_link("/proc/self/ns/mnt")?, holder.id());
-    eventually(Duration::from_secs(5), async || {
+    eventually(Duration::from_secs(20), async || {
         ensure!(fs::read_link(format!("/proc/{pid}/ns/mnt"))? != own, "not yet");
         Ok(())
     })
@@ -494,7 +494,7 @@ async fn drift_33_log_missing() -> Result<()> {
     let id = node.cri.launch(&sandbox, &pod, &config).await?;
     let log = PathBuf::from(node.cri.container(&id).await?.log_path);
     let grows = async || {
-        eventually(Duration::from_secs(5), async || {
+        eventually(Duration::from_secs(20), async || {
             ensure!(!pods::log_texts(&log)?.is_empty(), "no line");
             Ok(())
         })

@@ -289,7 +289,7 @@ async fn life(node: &Node, handler: &str) -> Result<()> {
     // The shim dies, the container does not; its end is known all the same, and its program's state goes.
     let shim = node.shims()?.pop().context("a shim")?;
     kill(Pid::from_raw(shim), Signal::SIGKILL)?;
-    eventually(Duration::from_secs(5), async || {
+    eventually(Duration::from_secs(20), async || {
         ensure!(node.shims()?.iter().any(|pid| *pid != shim), "no new shim");
         ensure!(node.cri.exec(&id, &["true"], 5).await?.exit_code == 0, "exec");
         Ok(())

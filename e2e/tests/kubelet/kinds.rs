@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -80,7 +80,7 @@ pub async fn host_namespaces(cluster: Cluster<'_>) -> Result<()> {
 /// Served at its own address and at the port of the host.
 pub async fn host_port(cluster: Cluster<'_>) -> Result<()> {
     let kubelet = cluster.kubelet;
-    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let port = e2e::port::unused();
     let script = "trap 'exit 0' TERM; while :; do echo served | nc -l -p 8080; done";
     let further = json!({ "ports": [{ "containerPort": 8080, "hostPort": port }] });
     kubelet.apply("ports", json!({ "containers": [shell("main", script, further)] }))?;

@@ -74,7 +74,7 @@ async fn a_static_pod_runs_and_ends_within_its_grace() -> Result<()> {
     };
     kubelet.start().await?;
     let deaf = "trap '' TERM; echo ready; while :; do sleep 0.1; done";
-    let deaf = json!({ "containers": [shell("main", deaf, json!({}))], "terminationGracePeriodSeconds": 4 });
+    let deaf = json!({ "containers": [shell("main", deaf, json!({}))], "terminationGracePeriodSeconds": 6 });
     kubelet.apply("deaf", deaf)?;
     kubelet.apply("one", json!({ "containers": [shell("main", SLEEP, json!({}))] }))?;
     let pod = kubelet.ready("one").await?;
@@ -94,14 +94,13 @@ async fn a_static_pod_runs_and_ends_within_its_grace() -> Result<()> {
     kubelet.delete("deaf")?;
     cluster.gone(pid).await?;
     ensure!(
-        start.elapsed() < Duration::from_secs(3),
-        "it took {:?}",
+        Process::read(deaf).is_some(),
+        "both took a grace: {:?}",
         start.elapsed()
     );
     cluster.gone(deaf).await?;
     let took = start.elapsed();
-    let fits = Duration::from_secs(4)..Duration::from_secs(9);
-    ensure!(fits.contains(&took), "SIGKILL after {took:?}");
+    ensure!(took >= Duration::from_secs(6), "SIGKILL after {took:?}");
     kubelet.finish(&node).await?;
     node.finish().await
 }

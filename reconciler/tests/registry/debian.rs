@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -24,11 +25,9 @@ impl Drop for Daemon {
 
 /// `tls`: with the certificate of [`certificates`], asking for a client's.
 fn daemon(dir: &Path, tls: bool) -> Daemon {
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    // Below the ports that the kernel gives to any socket.
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let port = 30_000 + (std::process::id() % 200) as u16 * 10 + NEXT.fetch_add(1, Ordering::Relaxed);
     let host = format!("127.0.0.1:{port}");
     let path = |name: &str| dir.join(name).display().to_string();
     let tls = if tls {

@@ -42,7 +42,7 @@ async fn mirrors_come_first_and_the_server_helps_out() {
         .await
         .unwrap();
     assert_eq!(fetched, bytes);
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(began.elapsed() < Duration::from_secs(20));
     let seen = mirror.take_seen();
     assert!(seen[0].path.ends_with("?ns=r.example"), "{}", seen[0].path);
     assert_eq!(seen[0].header("x-tag"), Some("mine"));

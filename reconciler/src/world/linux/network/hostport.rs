@@ -306,9 +306,14 @@ fn hold(port: &PortMapping, ips: &[IpAddr]) -> Result<Vec<Held>> {
         let relayed = loopback6 && port.protocol != Protocol::Sctp;
         let fd = match bound(port.protocol, place, relayed) {
             Ok(fd) => fd,
-            Err(nix::Error::EADDRINUSE) => {
-                return Err(taken(port, holder(port.protocol, port.host_port)));
-            }
+            Err(nix::Error::EADDRINUSE) => match holder(port.protocol, port.host_port) {
+                Some(holder) => return Err(taken(port, holder)),
+                // They go on: only what begins is led to the pod.
+                None => {
+                    tracing::info!(%place, "only connections of this host use the host port: mapped, but not held");
+                    continue;
+                }
+            },
             // The host has no IPv6, or no SCTP: nothing to hold there.
             Err(nix::Error::EAFNOSUPPORT | nix::Error::EPROTONOSUPPORT | nix::Error::ESOCKTNOSUPPORT) => continue,
             Err(nix::Error::EADDRNOTAVAIL) if address.is_ipv6() => continue,
@@ -364,21 +369,38 @@ fn relay(protocol: Protocol, fd: OwnedFd, pod: SocketAddr) -> io::Result<Held> {
     Ok(Held::Relay(task))
 }
 
-/// Says who has a port, as well as `/proc/net` knows. Bound sockets that do not listen are not in it.
-fn holder(protocol: Protocol, port: u16) -> String {
-    let name = protocol.name();
-    let listens = ["", "6"].iter().any(|six| {
-        let table = std::fs::read_to_string(format!("/proc/thread-self/net/{name}{six}")).unwrap_or_default();
-        let local = format!(":{port:04X}");
-        table
-            .lines()
-            .filter_map(|l| l.split_whitespace().nth(1))
-            .any(|address| address.ends_with(&local))
-    });
-    match listens {
-        true => format!("a process of this host (`ss -lnp sport = :{port}` names it)"),
-        false => "a socket of this host that does not listen, such as another instance's".to_string(),
+/// Says who has a port that cannot be bound, as well as `/proc/net` knows. `None` if there are but connections, open
+/// ones that began at this port by chance or such that were closed a moment ago: what is new does not come to them.
+fn holder(protocol: Protocol, port: u16) -> Option<String> {
+    let states = states(protocol, port);
+    if states.is_empty() {
+        // Bound sockets that do not listen are not in the tables.
+        return Some("a socket of this host that does not listen, such as another instance's".to_string());
     }
+    // A TCP socket that listens, a UDP socket that has no peer (include/net/tcp_states.h).
+    let (listen, no_peer) = ("0A", "07");
+    let receives = states.iter().any(|state| state == listen || state == no_peer);
+    receives.then(|| format!("a process of this host (`ss -lnp sport = :{port}` names it)"))
+}
+
+/// The states of the sockets at a local port, by proc_pid_net(5).
+fn states(protocol: Protocol, port: u16) -> Vec<String> {
+    let tables = ["", "6"].map(|six| {
+        let table = format!("/proc/thread-self/net/{}{six}", protocol.name());
+        std::fs::read_to_string(table).unwrap_or_default()
+    });
+    let local = format!(":{port:04X}");
+    let state = |line: &str| {
+        let mut columns = line.split_whitespace().skip(1);
+        columns
+            .next()?
+            .ends_with(&local)
+            .then(|| columns.nth(1).map(str::to_owned))?
+    };
+    tables
+        .iter()
+        .flat_map(|table| table.lines().filter_map(state))
+        .collect()
 }
 
 /// Forgets the UDP flows that were sent to these ports before they were mapped; they would stay as they are.

@@ -7,7 +7,7 @@
 //!   chain guard prerouting -300: from the bridge to or from 127.0.0.0/8 drop
 //!   chain pre   prerouting -100: fib daddr type local jump hostports
 //!   chain out   output     -100: ip6 daddr ::1 accept; fib daddr type local jump hostports
-//!   chain hostports            : dnat by hi4, hi6, hp4, hp6
+//!   chain hostports            : tcp flags other than syn return; dnat by hi4, hi6, hp4, hp6
 //!   chain post  postrouting 100: masquerade loopback, pods to elsewhere, and pods to pods through a host port
 //! }
 //! ```
@@ -15,6 +15,9 @@
 //! `guard` is needed because 127.0.0.1 host ports take `route_localnet` on the bridge, which else would open the
 //! host's loopback services to pods (CVE-2020-8558). A verdict of ours cannot overrule a drop in another table: a host
 //! whose firewall drops forwarded packets must allow the bridge itself.
+//!
+//! Only a TCP connection's first packet is led to a pod: one that began before connections were tracked here, and has
+//! by chance the host port as its own, goes on.
 //!
 //! The table is rebuilt whole in one transaction, so there is no moment without rules; a pod adds only elements.
 
@@ -326,6 +329,7 @@ impl Table {
             ),
             ("out", Rule::new().local().verdict(JUMP, Some("hostports"))),
         ];
+        rules.push(("hostports", Rule::new().amid_connection().verdict(RETURN, None)));
         rules.extend(MAPS.map(|map| ("hostports", Rule::new().dnat(map))));
         let loopback = Rule::new().family(false).payload(1, 12, 1, 1).equal(1, &[127]);
         rules.push((
@@ -390,6 +394,7 @@ fn loopback6() -> [u8; 16] {
 const DROP: i32 = 0;
 const ACCEPT: i32 = 1;
 const JUMP: i32 = -3;
+const RETURN: i32 = -5;
 const SOURCE: bool = true;
 const DESTINATION: bool = false;
 
@@ -480,6 +485,17 @@ impl Rule {
         self.address(net.ip.is_ipv6(), source)
             .mask(1, &net.mask_bytes())
             .compare(1, !inside, &octets(net.ip))
+    }
+
+    /// `tcp flags & (fin | syn | rst | ack) != syn`.
+    fn amid_connection(self) -> Rule {
+        const TCP: u8 = 6;
+        let (syn, of) = (0x02, 0x17);
+        self.meta(META_L4PROTO, 1)
+            .equal(1, &[TCP])
+            .payload(2, 13, 1, 1)
+            .mask(1, &[of])
+            .compare(1, true, &[syn])
     }
 
     /// `fib daddr type local`.
