@@ -28,6 +28,8 @@ pub enum Fault {
     LaterDate(u16),
     /// So many bytes of the body, then the connection is closed.
     Truncate(u64),
+    /// A while, so many bytes of the body, then the connection is closed.
+    Crumb(Duration, u64),
     /// One bit of the body is turned.
     Corrupt,
     /// So many bytes more than there should be, `Content-Length` included.
@@ -290,7 +292,7 @@ enum Pace {
     Free,
     Stall(u64),
     Trickle(usize, Duration),
-    Truncate(u64),
+    Truncate(Duration, u64),
 }
 
 async fn connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
@@ -322,7 +324,7 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
                 seen.sent += bytes as u64;
             }
         };
-        let closes = answer.unsaid || matches!(answer.pace, Pace::Truncate(_));
+        let closes = answer.unsaid || matches!(answer.pace, Pace::Truncate(..));
         shared.sending.fetch_add(1, Ordering::SeqCst);
         let sent = send(&mut stream, &request, answer, count).await;
         shared.sending.fetch_sub(1, Ordering::SeqCst);
@@ -383,9 +385,12 @@ async fn send(stream: &mut TcpStream, request: &Request, answer: Answer, count: 
     }
     let (limit, piece, pause) = match answer.pace {
         Pace::Free => (u64::MAX, 64 << 10, Duration::ZERO),
-        Pace::Stall(limit) | Pace::Truncate(limit) => (limit, 16 << 10, Duration::ZERO),
+        Pace::Stall(limit) | Pace::Truncate(_, limit) => (limit, 16 << 10, Duration::ZERO),
         Pace::Trickle(piece, pause) => (u64::MAX, piece, pause),
     };
+    if let Pace::Truncate(before, _) = answer.pace {
+        tokio::time::sleep(before).await;
+    }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(answer.body.len());
     for chunk in answer.body[..limit].chunks(piece) {
         stream.write_all(chunk).await?;
@@ -401,9 +406,6 @@ async fn send(stream: &mut TcpStream, request: &Request, answer: Answer, count: 
 
 fn answer(request: &Request, shared: &Shared) -> Option<Answer> {
     let mut held = shared.lock();
-    if let Some(answer) = token(request, &mut held) {
-        return Some(answer);
-    }
     let line = format!("{} {}", request.method, request.path);
     let fault = held
         .faults
@@ -436,6 +438,9 @@ fn answer(request: &Request, shared: &Shared) -> Option<Answer> {
             return Some(answer);
         }
         _ => {}
+    }
+    if let Some(answer) = token(request, &mut held) {
+        return Some(answer);
     }
     if let Some(refusal) = gate(request, &held, &shared.host) {
         return Some(refusal);
@@ -472,7 +477,8 @@ fn document_answer(request: &Request, media_type: &str, body: &[u8], fault: Opti
     let bare = matches!(fault, Some(Fault::Bare));
     match fault {
         Some(Fault::Stall(bytes)) => answer.pace = Pace::Stall(bytes),
-        Some(Fault::Truncate(bytes)) => answer.pace = Pace::Truncate(bytes),
+        Some(Fault::Truncate(bytes)) => answer.pace = Pace::Truncate(Duration::ZERO, bytes),
+        Some(Fault::Crumb(before, bytes)) => answer.pace = Pace::Truncate(before, bytes),
         Some(Fault::Trickle(bytes, pause)) => answer.pace = Pace::Trickle(bytes, pause),
         Some(Fault::Corrupt) => {
             let at = answer.body.len() / 2;

@@ -25,6 +25,8 @@ const ANNOTATIONS: usize = 64;
 const TEXT: usize = 4096;
 /// What overlay can stack.
 const LAYERS: usize = 500;
+/// Commas of a document: what has more is made to fill the memory with empty entries.
+const ENTRIES: usize = 100_000;
 
 /// What a manifest-like document is.
 #[derive(Clone, Debug)]
@@ -46,6 +48,7 @@ pub fn parse(object: &str, media_type: Option<&MediaType>, bytes: &[u8]) -> Resu
         layers: Option<serde::de::IgnoredAny>,
     }
     let bad = |e: serde_json::Error| Error::invalid(object, e);
+    sparing(object, bytes)?;
     let probe: Probe = serde_json::from_slice(bytes).map_err(bad)?;
     if probe.schema_version == Some(1) {
         return Err(Error::invalid(
@@ -73,6 +76,14 @@ pub fn parse(object: &str, media_type: Option<&MediaType>, bytes: &[u8]) -> Resu
     } else {
         Ok(Document::Manifest(serde_json::from_slice(bytes).map_err(bad)?))
     }
+}
+
+/// Refuses a document of more entries than any honest one has: parsed, they take many times their bytes.
+fn sparing(object: &str, bytes: &[u8]) -> Result<()> {
+    if bytes.iter().filter(|byte| **byte == b',').count() > ENTRIES {
+        return Err(Error::invalid(object, format!("has more than {ENTRIES} entries")));
+    }
+    Ok(())
 }
 
 pub fn is_index(media_type: &str) -> bool {
@@ -191,6 +202,8 @@ fn x86_levels() -> Vec<&'static str> {
 pub struct Loaded {
     /// The manifest's own descriptor.
     pub descriptor: Descriptor,
+    /// Of the indexes that led to it, outermost first.
+    pub indexes: Vec<Descriptor>,
     pub manifest: ImageManifest,
     pub configuration: ImageConfiguration,
     /// Bottom first.
@@ -217,11 +230,17 @@ impl Loaded {
             .saturating_add(self.descriptor.size())
     }
 
-    /// Every blob that must stay while the image does, the manifest first.
+    /// What running it takes, and an archive of it holds: manifest, configuration, layers.
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
         [&self.descriptor, self.manifest.config()]
             .into_iter()
             .chain(self.manifest.layers())
+    }
+
+    /// Digests of all that must stay while the image does: its blobs, the indexes on the way, its unpacked layers.
+    pub fn needs(&self) -> impl Iterator<Item = String> {
+        let blobs = self.blobs().chain(&self.indexes).map(|blob| blob.digest().to_string());
+        blobs.chain(self.chain_ids.iter().map(ToString::to_string))
     }
 
     pub fn config(&self) -> ImageConfig {
@@ -254,18 +273,21 @@ impl Loaded {
 }
 
 /// Follows indexes from `start` down to the manifest for `platform`, all in the content store. Answers the manifest's
-/// descriptor and the manifest.
+/// descriptor, the manifest, and the indexes' descriptors.
 pub fn find_manifest(
     content: &Content,
     start: &Descriptor,
     platform: &Platform,
-) -> Result<(Descriptor, ImageManifest)> {
-    let mut at = start.clone();
+) -> Result<(Descriptor, ImageManifest, Vec<Descriptor>)> {
+    let (mut at, mut indexes) = (start.clone(), Vec::new());
     for _ in 0..NESTING {
         let bytes = content.read(at.digest())?;
         match parse(at.digest().as_ref(), Some(at.media_type()), &bytes)? {
-            Document::Manifest(manifest) => return Ok((at, *manifest)),
-            Document::Index(index) => at = platform.choose(index.manifests())?.clone(),
+            Document::Manifest(manifest) => return Ok((at, *manifest, indexes)),
+            Document::Index(index) => {
+                let next = platform.choose(index.manifests())?.clone();
+                indexes.push(std::mem::replace(&mut at, next));
+            }
         }
     }
     Err(Error::invalid(
@@ -276,17 +298,24 @@ pub fn find_manifest(
 
 /// Reads manifest and configuration, whose blobs must be here; the layers need not.
 pub fn load(content: &Content, start: &Descriptor, platform: &Platform) -> Result<Loaded> {
-    let (descriptor, manifest) = find_manifest(content, start, platform)?;
-    let configuration: ImageConfiguration = content.read_json(manifest.config().digest())?;
+    let (descriptor, manifest, indexes) = find_manifest(content, start, platform)?;
+    let configuration = configuration(content, manifest.config().digest())?;
     let diff_ids = diff_ids(&descriptor, &manifest, &configuration)?;
     let chain_ids = chain_ids(&diff_ids);
     Ok(Loaded {
         descriptor,
+        indexes,
         manifest,
         configuration,
         diff_ids,
         chain_ids,
     })
+}
+
+fn configuration(content: &Content, digest: &Digest) -> Result<ImageConfiguration> {
+    let bytes = content.read(digest)?;
+    sparing(digest.as_ref(), &bytes)?;
+    serde_json::from_slice(&bytes).map_err(|e| Error::invalid(digest, e))
 }
 
 /// Reads the image whose manifest or index has this digest.
@@ -362,3 +391,6 @@ pub fn image_config(configuration: &ImageConfiguration) -> ImageConfig {
         labels: config.labels().clone().unwrap_or_default().into_iter().collect(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,8 +2,8 @@
 
 use reconciler::world::linux::registry::{AuthConfig, Class, Credential, CredentialKind};
 
-use crate::common::{MANIFEST, basic, client, with};
-use crate::server::{Gate, GateKind, Server, base64};
+use crate::common::{MANIFEST, basic, client, descriptor, fetch, with};
+use crate::server::{Fault, Gate, GateKind, Server, base64};
 
 const PASSWORD: &str = "hunter22";
 
@@ -160,6 +160,46 @@ async fn a_credential_for_another_host_stays_here() {
     assert!(server.seen().iter().all(|seen| seen.header("authorization").is_none()));
     elsewhere.server_address = server.base();
     client().resolve(&with(&server, vec![elsewhere])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_challenge_from_where_a_redirect_leads_is_not_answered() {
+    let evil = server(Gate::bearer("user", PASSWORD)).await;
+    let home = server(Gate::basic("user", PASSWORD)).await;
+    let blob = descriptor(&evil.blob("a/b", b"bytes"), 5);
+    home.blob("a/b", b"bytes");
+    home.fault("/blobs/", Fault::Redirect(evil.base()), 9);
+    let access = with(&home, vec![basic("x", "user", PASSWORD)]);
+    let error = fetch(&client(), &access, &blob, 0).await.unwrap_err();
+    assert_eq!(error.class(), Class::Refused, "{error}");
+    assert!(error.to_string().contains(evil.host()), "{error}");
+    let seen = evil.take_seen();
+    assert!(!seen.is_empty());
+    for seen in seen {
+        assert!(seen.path.starts_with("/v2/"), "a token was asked for: {seen:?}");
+        assert!(seen.header("authorization").is_none(), "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn trouble_with_tokens_is_no_refusal() {
+    let server = server(Gate::bearer("user", PASSWORD)).await;
+    let access = with(&server, vec![basic("x", "user", PASSWORD)]);
+    for fault in [Fault::Status(503), Fault::Later(429, 0), Fault::Silence] {
+        server.fault("/token", fault.clone(), 1);
+        let resolved = client().resolve(&access).await;
+        assert!(resolved.is_ok(), "{fault:?}: {resolved:?}");
+    }
+    for fault in [Fault::Status(500), Fault::Later(429, 0), Fault::Silence] {
+        server.fault("/token", fault.clone(), 99);
+        let error = client().resolve(&access).await.unwrap_err();
+        assert_eq!(error.class(), Class::Unavailable, "{fault:?}: {error}");
+        assert!(error.to_string().contains("token from"), "{error}");
+        server.heal();
+    }
+    server.fault("/token", Fault::Status(403), 99);
+    let error = client().resolve(&access).await.unwrap_err();
+    assert_eq!(error.class(), Class::Refused, "{error}");
 }
 
 #[test]

@@ -74,6 +74,24 @@ async fn connections_that_bring_nothing_are_not_made_for_ever() {
 }
 
 #[tokio::test]
+async fn a_trickle_by_new_connections_is_one() {
+    let server = Server::start().await.unwrap();
+    let descriptor = descriptor(&server.blob("a/b", &noise(SIZE)), SIZE);
+    // 1,000 bytes/s, a tenth of the floor.
+    server.fault("/blobs/", Fault::Crumb(Duration::from_millis(100), 100), 99_999);
+    let error = fetch(&client(), &with(&server, Vec::new()), &descriptor, 0)
+        .await
+        .unwrap_err();
+    assert_eq!(error.class(), Class::Unavailable);
+    let text = error.to_string();
+    assert!(
+        text.contains("of 1048576 bytes") && text.contains(server.host()),
+        "{text}"
+    );
+    assert!(server.seen().len() <= 5, "{} requests", server.seen().len());
+}
+
+#[tokio::test]
 async fn servers_that_ignore_ranges_cost_bytes_but_no_mistake() {
     for fault in [Fault::NoRange, Fault::BadRange] {
         let server = Server::start().await.unwrap();

@@ -43,6 +43,7 @@ fn image(name: &str, layers: usize) -> Loaded {
     });
     Loaded {
         descriptor: blob(MediaType::ImageManifest, &digest(&format!("{name} manifest"))),
+        indexes: Vec::new(),
         manifest: serde_json::from_value(manifest).expect("a manifest"),
         configuration: serde_json::from_value(configuration).expect("a configuration"),
         chain_ids: chain_ids(&diff_ids),

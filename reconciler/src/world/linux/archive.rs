@@ -207,7 +207,7 @@ impl Archive<'_> {
         let platform = Platform::host();
         let target = platform.choose(entries)?.clone();
         self.need(&target, "index.json of the archive")?;
-        let (manifest, _) = manifest::find_manifest(self.content, &target, &platform).map_err(|e| match e {
+        let (manifest, ..) = manifest::find_manifest(self.content, &target, &platform).map_err(|e| match e {
             Error::NotFound(digest) => Error::invalid(
                 "index.json of the archive",
                 format!("leads to {digest}, which the archive does not hold"),

@@ -5,11 +5,13 @@
 //!     oci-layout  index.json    reference -> descriptor, as annotation org.opencontainers.image.ref.name
 //!     blobs/sha256/<hex>        complete, verified, flushed
 //!     ingest/sha256-<hex>       a known digest on its way in; kept when cut off, so that it can be resumed
-//!     ingest/tmp-<token>        a digest not yet known; worthless once its writer is gone
+//!     ingest/tmp-<token>        of one writer alone; worthless once that is gone
+//!     importing                 locked by who writes blobs that no record names yet; alone by who removes blobs
 //! ```
 //!
-//! A blob is hashed while it is written, flushed, and renamed into place; so what is under `blobs` is whole. Writers of
-//! one digest exclude each other by `flock`, across threads and processes; whoever waited finds the blob there.
+//! A blob is hashed while it is written, flushed, and renamed into place; so what is under `blobs` is whole. Those who
+//! fetch one digest exclude each other by `flock`, across threads and processes; whoever waited finds the blob there.
+//! Who reads from a pipe, which may stall, has its file alone.
 
 mod error;
 mod index;
@@ -29,7 +31,6 @@ use std::time::{Duration, SystemTime};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use oci_spec::image::{Descriptor, Digest, MediaType, Sha256Digest};
-use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use shim::fault;
 
@@ -71,6 +72,32 @@ pub(crate) fn hex_of(digest: &Digest) -> Result<&str> {
             format!("digest algorithm {other} is not supported, only sha256"),
         )),
     }
+}
+
+/// Opens a file and locks it; `None`: try again. [`Error::Busy`] if another has it and `how` does not wait.
+fn locked(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(Error::io("create", path.display()))?;
+    let file = match Flock::lock(file, how) {
+        Ok(file) => file,
+        Err((_, Errno::EINTR)) => return Ok(None),
+        Err((_, Errno::EWOULDBLOCK)) => {
+            return Err(Error::Busy {
+                target: path.display().to_string(),
+                holder: None,
+            });
+        }
+        Err((_, errno)) => return Err(Error::io("lock", path.display())(errno)),
+    };
+    // The one before us may have renamed this very file into place, or removed it.
+    let still = fs::metadata(path).ok().map(|m| m.ino());
+    Ok((still == file.metadata().ok().map(|m| m.ino())).then_some(file))
 }
 
 /// Bytes and inodes on disk.
@@ -140,11 +167,15 @@ impl Content {
         expected: Option<&Digest>,
         size: Option<u64>,
     ) -> Result<Descriptor> {
-        let Some(mut writer) = self.writer(expected, size)? else {
+        if self.is_here(expected, size)? {
             return self.present(media_type, expected);
+        }
+        let path = self.dir.join("ingest").join(format!("tmp-{}", token()));
+        let mut writer = loop {
+            if let Some(file) = locked(&path, FlockArg::LockExclusive)? {
+                break Writer::new(self, file, path.clone(), expected.cloned(), size, false)?;
+            }
         };
-        // A reader begins at the blob's beginning, so what an earlier try left is of no use.
-        writer.restart()?;
         let object = writer.object.clone();
         let mut buffer = vec![0; 128 << 10];
         loop {
@@ -173,7 +204,7 @@ impl Content {
 
     /// A writer that resumes where an earlier one for the same digest was cut off (see [`Writer::offset`]); waits while
     /// another is at it. `None`: the blob is there.
-    pub fn writer(&self, expected: Option<&Digest>, size: Option<u64>) -> Result<Option<Writer<'_>>> {
+    pub fn writer(&self, expected: &Digest, size: Option<u64>) -> Result<Option<Writer<'_>>> {
         match self.begin(expected, size, true)? {
             Begin::Present => Ok(None),
             Begin::Writer(writer) => Ok(Some(*writer)),
@@ -185,54 +216,65 @@ impl Content {
     }
 
     /// Like [`Content::writer`], but answers [`Begin::Taken`] instead of waiting.
-    pub fn begin(&self, expected: Option<&Digest>, size: Option<u64>, wait: bool) -> Result<Begin<'_>> {
-        let path = match expected {
-            Some(digest) => self.sealed_path(digest)?,
-            None => self.dir.join("ingest").join(format!("tmp-{}", token())),
+    pub fn begin(&self, expected: &Digest, size: Option<u64>, wait: bool) -> Result<Begin<'_>> {
+        let path = self.sealed_path(expected)?;
+        let how = if wait {
+            FlockArg::LockExclusive
+        } else {
+            FlockArg::LockExclusiveNonblock
         };
         loop {
-            if let Some(digest) = expected
-                && let Some(have) = self.size_of(digest)?
-            {
-                if size.is_none_or(|want| want == have) {
-                    self.freshen(digest)?;
-                    return Ok(Begin::Present);
-                }
-                // Damage, or a descriptor that lies: which must not cost another image its blob.
-                if self.sound(digest)? {
-                    return Err(Error::invalid(
-                        digest,
-                        format!("has {have} bytes, its descriptor says otherwise"),
-                    ));
-                }
-                self.remove_blob(digest)?;
+            if self.is_here(Some(expected), size)? {
+                return Ok(Begin::Present);
             }
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(&path)
-                .map_err(Error::io("create", path.display()))?;
-            let how = if wait {
-                FlockArg::LockExclusive
-            } else {
-                FlockArg::LockExclusiveNonblock
-            };
-            let file = match Flock::lock(file, how) {
-                Ok(file) => file,
-                Err((_, Errno::EWOULDBLOCK)) => return Ok(Begin::Taken),
-                Err((_, Errno::EINTR)) => continue,
-                Err((_, errno)) => return Err(Error::io("lock", path.display())(errno)),
-            };
-            // The one before us may have renamed this very file into place, or removed it.
-            let still = fs::metadata(&path).ok().map(|m| m.ino());
-            if still != file.metadata().ok().map(|m| m.ino()) {
-                continue;
+            match locked(&path, how) {
+                Ok(Some(file)) => {
+                    let writer = Writer::new(self, file, path, Some(expected.clone()), size, true)?;
+                    return Ok(Begin::Writer(Box::new(writer)));
+                }
+                Ok(None) => {}
+                Err(Error::Busy { .. }) => return Ok(Begin::Taken),
+                Err(e) => return Err(e),
             }
-            let writer = Writer::new(self, file, path, expected.cloned(), size)?;
-            return Ok(Begin::Writer(Box::new(writer)));
+        }
+    }
+
+    /// Whether the blob is here, and now not older than this; damage in its place is removed.
+    fn is_here(&self, expected: Option<&Digest>, size: Option<u64>) -> Result<bool> {
+        let Some(digest) = expected else {
+            return Ok(false);
+        };
+        let Some(have) = self.size_of(digest)? else {
+            return Ok(false);
+        };
+        if size.is_none_or(|want| want == have) {
+            return self.freshen(digest).map(|()| true);
+        }
+        // Damage, or a descriptor that lies: which must not cost another image its blob.
+        if self.sound(digest)? {
+            return Err(Error::invalid(
+                digest,
+                format!("has {have} bytes, its descriptor says otherwise"),
+            ));
+        }
+        self.remove_blob(digest).map(|()| false)
+    }
+
+    /// Held by who writes blobs before the record that keeps them; waits while garbage is collected. Blocking.
+    pub fn importing(&self) -> Result<Flock<File>> {
+        let path = self.dir.join("importing");
+        loop {
+            if let Some(lock) = locked(&path, FlockArg::LockShared)? {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// Held by who removes blobs; `None` while somebody imports.
+    pub fn collecting(&self) -> Result<Option<Flock<File>>> {
+        match locked(&self.dir.join("importing"), FlockArg::LockExclusiveNonblock) {
+            Err(Error::Busy { .. }) => Ok(None),
+            other => other,
         }
     }
 
@@ -309,11 +351,6 @@ impl Content {
             });
         }
         Ok(bytes)
-    }
-
-    /// [`Content::read`], parsed.
-    pub fn read_json<T: DeserializeOwned>(&self, digest: &Digest) -> Result<T> {
-        serde_json::from_slice(&self.read(digest)?).map_err(|e| Error::invalid(digest, e))
     }
 
     /// Hashes a whole blob; absent is unsound.

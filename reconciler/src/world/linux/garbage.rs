@@ -42,7 +42,7 @@ impl Released {
     /// An image's record goes, and with it perhaps the last need of its content.
     pub(super) fn note(&self, manifest: &str, image: &Loaded) {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        for digest in content_of(image).chain([manifest.to_owned()]) {
+        for digest in image.needs().chain([manifest.to_owned()]) {
             since.insert(digest, SystemTime::now());
         }
         self.ring();
@@ -59,24 +59,22 @@ impl Released {
     }
 }
 
-fn content_of(image: &Loaded) -> impl Iterator<Item = String> {
-    let blobs = image.blobs().map(|blob| blob.digest().to_string());
-    blobs.chain(image.chain_ids.iter().map(ToString::to_string))
-}
-
 impl Inner {
     /// Removes what these roots do not reach; see `Images::collect`.
     pub(super) fn collect(&self, roots: Roots, grace: Duration) -> content::Result<usize> {
         let mut needed = roots.layers;
         for digest in &roots.manifests {
             match manifest::by_digest(&self.content, digest) {
-                Ok(image) => needed.extend(content_of(&image)),
+                Ok(image) => needed.extend(image.needs()),
                 Err(content::Error::NotFound(_)) => {}
                 // What cannot be read keeps nothing; its image is fetched again or reported, by its own controller.
                 Err(e) => tracing::warn!(digest, "while collecting garbage: {e}"),
             }
         }
         needed.extend(roots.manifests);
+        // An import, which may come by a slow pipe, writes its record at its end.
+        let alone = self.content.collecting()?;
+        let grace = if alone.is_some() { grace } else { PARTIAL.max(grace) };
         let released = self.released.still(&needed);
         let over = |digest: &str, path: &Path| {
             let touched = path.metadata().and_then(|meta| meta.modified()).ok();

@@ -50,6 +50,8 @@ pub struct Layers {
     trash: Trash,
     limits: Limits,
     claims: Claims,
+    /// Doubtful layers that are being looked at.
+    looks: Claims,
     permits: Permits,
     unpacking: watch::Sender<usize>,
     /// Of the daemon alone; other users of the store doubt nothing.
@@ -91,6 +93,7 @@ impl Layers {
             trash: Trash::open(root)?,
             limits,
             claims: Claims::default(),
+            looks: Claims::default(),
             permits: Permits::new(cores.min(WORKERS)),
             unpacking: watch::Sender::new(0),
             fence: None,
@@ -147,8 +150,10 @@ impl Layers {
     }
 
     /// Unpacks what is missing, out of what `source` gives. Answers the chain IDs, bottom first. Blocking. Concurrent
-    /// calls unpack a shared layer once, and wait for no more of each other's images than for such layers.
+    /// calls unpack a shared layer once, and wait for no more of each other's images than for such layers. Nothing is
+    /// built upon a layer in doubt.
     pub fn ensure(&self, source: &dyn Source, image: &Loaded) -> Result<Vec<ChainId>> {
+        self.settle_doubts(&image.chain_ids)?;
         let missing = self.missing(&image.chain_ids)?;
         if !missing.is_empty() {
             self.unpacking.send_modify(|count| *count += 1);
@@ -319,9 +324,17 @@ impl Layers {
     }
 
     /// Looks at the doubtful among these layers; what is damaged goes away, to be made again. Answers how many went.
+    /// One look at a layer at a time: a second one would take away what was made in its place meanwhile.
     pub fn settle_doubts(&self, chain: &[ChainId]) -> Result<usize> {
         let mut damaged = 0;
         for id in self.doubtful(chain)? {
+            let look = self.looks.claim();
+            while !look.start(&id) {
+                self.looks.wait_while(|others| others.contains_key(&id));
+            }
+            if self.doubtful(std::slice::from_ref(&id))?.is_empty() {
+                continue;
+            }
             let place = self.layer(&id)?;
             if self.verify(&id)? == Soundness::Sound {
                 // As good as one just written.

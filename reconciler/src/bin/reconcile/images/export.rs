@@ -54,7 +54,10 @@ pub async fn run(global: &Global, args: &Export) -> Result<ExitCode> {
 fn to_file(store: &Content, images: &[(String, Loaded)], path: &Path) -> Result<()> {
     let temp = path.with_added_extension("part");
     let file = File::create(&temp).with_context(|| format!("cannot write {}", temp.display()))?;
-    let written = write(store, images, &file).and_then(|()| Ok(std::fs::rename(&temp, path)?));
+    let written = write(store, images, &file).and_then(|()| {
+        file.sync_all()?;
+        Ok(std::fs::rename(&temp, path)?)
+    });
     if written.is_err() {
         let _ = std::fs::remove_file(&temp);
     }

@@ -38,9 +38,10 @@ pub fn source(file: &Path) -> Result<Box<dyn Read + Send>> {
 /// The content first, by its digests; then the records, which give it a name and keep it.
 pub async fn import(client: &Client, reader: Box<dyn Read + Send>, name: Option<String>) -> Result<()> {
     let content = content(client).await?;
-    let (content, imported) = tokio::task::spawn_blocking(move || {
+    let (content, imported, held) = tokio::task::spawn_blocking(move || {
+        let held = content.importing()?;
         let imported = archive::import(reader, &content, name.as_deref());
-        imported.map(|imported| (content, imported))
+        imported.map(|imported| (content, imported, held))
     })
     .await??;
     let mut documents = Vec::new();
@@ -54,6 +55,8 @@ pub async fn import(client: &Client, reader: Box<dyn Read + Send>, name: Option<
         bail!("the archive holds no image");
     }
     let applied = client.apply(documents, false).await?;
+    // From here on the records keep the content.
+    drop(held);
     tokio::task::spawn_blocking({
         let names = names.clone();
         let targets: Vec<_> = imported.iter().map(|image| image.target.clone()).collect();

@@ -1,10 +1,12 @@
 //! `reconcile images rm`, and the ids of `ls -q`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use serde_json::Value;
+use state::Reference;
 
 use crate::client::{Client, text};
 use crate::delete;
@@ -30,11 +32,13 @@ pub async fn ids(global: &Global) -> Result<ExitCode> {
 pub async fn remove(client: &Client, references: &[String]) -> Result<()> {
     let mut failures = Vec::new();
     for reference in references {
-        let all = kinds::called(&client.list(Kind::Image.name()).await?, Kind::Image, reference, None);
-        if all.is_empty() {
+        let all = client.list(Kind::Image.name()).await?;
+        let mut gone = kinds::called(&all, Kind::Image, reference, None);
+        if gone.is_empty() {
             failures.push(format!("image {reference:?} not found"));
         }
-        for image in all {
+        gone.extend(untagged(&all, &gone));
+        for image in gone {
             let name = text(&image["metadata"]["name"]);
             if image["spec"]["source"] == "builtIn" {
                 failures.push(format!("{name} is built into this program and cannot be removed"));
@@ -50,4 +54,25 @@ pub async fn remove(client: &Client, references: &[String]) -> Result<()> {
     } else {
         bail!("{}", failures.join("\n"))
     }
+}
+
+/// The names by digest that a pull has given: with the last tag of their repository they go, too, as docker has it.
+fn untagged(all: &[Value], gone: &[Value]) -> Vec<Value> {
+    let uid = |image: &Value| text(&image["metadata"]["uid"]).to_owned();
+    let id = |image: &Value| text(&image["status"]["id"]).to_owned();
+    let name = |image: &Value| Reference::parse(text(&image["metadata"]["name"]), "metadata.name").ok();
+    let going: BTreeSet<_> = gone.iter().map(uid).collect();
+    let mut also = BTreeMap::new();
+    for (tagged, image) in gone.iter().filter_map(|image| Some((name(image)?, image))) {
+        let sibling = |other: &&Value| {
+            let same = name(other).is_some_and(|name| name.repository() == tagged.repository());
+            same && id(other) == id(image) && !kinds::deleted(other) && !going.contains(&uid(other))
+        };
+        let left: Vec<_> = all.iter().filter(sibling).collect();
+        let nameless = |other: &&Value| name(other).is_some_and(|name| name.tag().is_none() && name.digest().is_some());
+        if !id(image).is_empty() && tagged.tag().is_some() && left.iter().all(nameless) {
+            also.extend(left.into_iter().map(|other| (uid(other), other.clone())));
+        }
+    }
+    also.into_values().collect()
 }

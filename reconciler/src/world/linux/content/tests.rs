@@ -68,21 +68,19 @@ fn a_cut_off_blob_is_resumed() {
     let (root, content) = fresh();
     let bytes: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
     let (digest, size) = (of(&bytes), bytes.len() as u64);
-    let mut writer = content.writer(Some(&digest), Some(size)).unwrap().unwrap();
+    let mut writer = content.writer(&digest, Some(size)).unwrap().unwrap();
     writer.write_all(&bytes[..150_000]).unwrap();
     assert!(matches!(
-        content.begin(Some(&digest), Some(size), false).unwrap(),
+        content.begin(&digest, Some(size), false).unwrap(),
         Begin::Taken
     ));
     drop(writer);
-    let unknown = content.writer(None, None).unwrap().unwrap();
-    std::mem::forget(unknown); // as a crash would leave it, but for the lock
     let content = Content::open(root.path()).unwrap();
     let partials = content.partials().unwrap();
     let known = partials.iter().find(|p| p.name.starts_with("sha256-")).unwrap();
     assert_eq!(known.bytes, 150_000);
     assert!(!content.remove_partial(known, Duration::from_secs(3600)).unwrap());
-    let mut writer = content.writer(Some(&digest), Some(size)).unwrap().unwrap();
+    let mut writer = content.writer(&digest, Some(size)).unwrap().unwrap();
     assert_eq!(writer.offset(), 150_000);
     writer.write_all(&bytes[150_000..]).unwrap();
     assert_eq!(writer.commit(any()).unwrap().size(), size);
@@ -96,7 +94,7 @@ fn a_cut_off_blob_is_resumed() {
         .unwrap();
     assert_eq!(content.list_older(hour).unwrap(), [(digest.clone(), size)]);
     assert!(matches!(
-        content.begin(Some(&digest), Some(size), true).unwrap(),
+        content.begin(&digest, Some(size), true).unwrap(),
         Begin::Present
     ));
     assert!(content.list_older(hour).unwrap().is_empty(), "it is wanted again");
@@ -111,7 +109,7 @@ fn writers_of_one_digest_share() {
     std::thread::scope(|scope| {
         for _ in 0..20 {
             scope.spawn(|| {
-                if let Some(mut writer) = content.writer(Some(&digest), None).unwrap() {
+                if let Some(mut writer) = content.writer(&digest, None).unwrap() {
                     reads.fetch_add(1, Ordering::Relaxed);
                     writer.write_all(&bytes).unwrap();
                     writer.commit(any()).unwrap();
@@ -120,6 +118,48 @@ fn writers_of_one_digest_share() {
         }
     });
     assert_eq!(reads.into_inner(), 1);
+}
+
+/// A pipe that says nothing.
+struct Stalled(std::sync::mpsc::Receiver<()>);
+
+impl Read for Stalled {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        self.0.recv().map(|()| 0).map_err(io::Error::other)
+    }
+}
+
+#[test]
+fn a_reader_that_stalls_keeps_nobody_waiting() {
+    let (root, content) = fresh();
+    let (go, pipe) = std::sync::mpsc::channel();
+    let digest = of(b"some bytes");
+    std::thread::scope(|scope| {
+        let stalled = scope.spawn(|| content.ingest(any(), &mut Stalled(pipe), Some(&digest), Some(10)));
+        while content.partials().unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        let other = Content::open(root.path()).unwrap();
+        let mut writer = other.writer(&digest, Some(10)).unwrap().unwrap();
+        writer.write_all(b"some bytes").unwrap();
+        writer.commit(any()).unwrap();
+        drop(go);
+        assert!(stalled.join().unwrap().is_err());
+    });
+    assert!(content.sound(&digest).unwrap());
+    assert!(content.partials().unwrap().is_empty());
+}
+
+#[test]
+fn nothing_is_collected_while_somebody_imports() {
+    let (root, content) = fresh();
+    let other = Content::open(root.path()).unwrap();
+    let (one, two) = (content.importing().unwrap(), other.importing().unwrap());
+    assert!(content.collecting().unwrap().is_none());
+    drop(one);
+    assert!(other.collecting().unwrap().is_none());
+    drop(two);
+    assert!(other.collecting().unwrap().is_some());
 }
 
 #[test]

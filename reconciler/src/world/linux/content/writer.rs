@@ -21,7 +21,7 @@ pub enum Begin<'a> {
     Writer(Box<Writer<'a>>),
 }
 
-/// A blob on its way in. Dropped without `commit`, one of a known digest stays to be resumed; any other is removed.
+/// A blob on its way in. Dropped without `commit`, one that others may resume stays; any other is removed.
 #[derive(Debug)]
 pub struct Writer<'a> {
     content: &'a Content,
@@ -30,6 +30,8 @@ pub struct Writer<'a> {
     pub(super) object: String,
     expected: Option<Digest>,
     size: Option<u64>,
+    /// Its file is that of the digest, for whoever comes next.
+    shared: bool,
     hasher: Sha256,
     offset: u64,
     over: bool,
@@ -44,6 +46,7 @@ impl<'a> Writer<'a> {
         path: PathBuf,
         expected: Option<Digest>,
         size: Option<u64>,
+        shared: bool,
     ) -> Result<Writer<'a>> {
         let object = expected.as_ref().map_or_else(|| "blob".to_string(), |d| d.to_string());
         let hasher = Sha256::new();
@@ -54,6 +57,7 @@ impl<'a> Writer<'a> {
             object,
             expected,
             size,
+            shared,
             hasher,
             offset: 0,
             over: false,
@@ -132,7 +136,7 @@ impl<'a> Writer<'a> {
     /// Gives a sealed blob its name. Its data must be on disk.
     pub fn place(&mut self, digest: &Digest) -> Result<()> {
         fault::point("content.place.before");
-        if self.expected.is_some() {
+        if self.shared {
             self.content.place(digest)?;
         } else {
             let blob = self.content.blob_path(digest)?;
@@ -180,7 +184,7 @@ impl Write for Writer<'_> {
 
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
-        if !self.done && (self.expected.is_none() || self.offset == 0 || self.over) {
+        if !self.done && (!self.shared || self.offset == 0 || self.over) {
             let _ = fs::remove_file(&self.path);
         }
     }

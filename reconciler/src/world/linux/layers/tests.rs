@@ -643,3 +643,36 @@ fn platforms() {
             .contains("schema 1")
     );
 }
+
+#[test]
+fn nothing_is_built_on_a_layer_in_doubt() {
+    let root = tempfile::tempdir().unwrap();
+    let content = Content::open(root.path()).unwrap();
+    let under = |boot| Layers::begin(root.path(), Limits::default(), boot, Form::Stacked).unwrap();
+    let all = three_layers();
+    let base = store(&content, &all[..1]);
+    let damage = |layers: &Layers| fs::remove_file(layers.fs(&base.chain_ids[0]).unwrap().join("bin/sh")).unwrap();
+    let first = under("one");
+    first.ensure(&content, &base).unwrap();
+    damage(&first);
+    drop(first); // not its end: the power is cut
+    let second = under("two");
+    let image = store(&content, &all);
+    assert_eq!(second.doubtful(&image.chain_ids).unwrap().len(), 1);
+    second.ensure(&content, &image).unwrap();
+    assert_eq!(second.verify(&base.chain_ids[0]).unwrap(), Soundness::Sound);
+    damage(&second);
+    drop(second);
+    // Whoever looks later leaves alone what was made again meanwhile.
+    let third = under("three");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                third.ensure(&content, &base).unwrap();
+                assert_eq!(third.verify(&base.chain_ids[0]).unwrap(), Soundness::Sound);
+                assert_eq!(third.settle_doubts(&base.chain_ids).unwrap(), 0);
+            });
+        }
+    });
+    assert!(third.doubtful(&image.chain_ids[..1]).unwrap().is_empty());
+}

@@ -23,7 +23,7 @@ mod stream;
 
 use std::sync::Arc;
 
-use oci_spec::image::{Descriptor, Digest};
+use oci_spec::image::Digest;
 use state::pull::PullFailure;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -105,7 +105,10 @@ impl Images {
     /// Fetches and unpacks what is missing of an image. Dropping the future stops the traffic.
     pub(super) async fn fetch(&self, access: &Access, progress: &Arc<Progress>) -> Result<Pulled, Failure> {
         let (root, image, held) = documents::fetch(self, access).await?;
-        let pinned = self.inner().pins.pin(needs(&root, &image));
+        let pinned = self
+            .inner()
+            .pins
+            .pin(image.needs().chain([root.digest().to_string()]).collect());
         drop(held);
         // A partial blob may prove damaged only at its end; from its beginning it is fetched once more, then.
         let image = match self.layers_of(access, image.clone(), progress).await {
@@ -150,11 +153,4 @@ impl Images {
         drop(stop);
         done
     }
-}
-
-/// Everything of an image that garbage collection must leave.
-fn needs(root: &Descriptor, image: &Loaded) -> Vec<String> {
-    let blobs = image.blobs().map(|blob| blob.digest().to_string());
-    let layers = image.chain_ids.iter().map(ToString::to_string);
-    blobs.chain(layers).chain([root.digest().to_string()]).collect()
 }

@@ -192,10 +192,7 @@ struct Tee<'a> {
 impl<'a> Tee<'a> {
     /// `None`: the blob is here.
     fn open(fetch: &'a Fetch<'a>, descriptor: &Descriptor, flight: Flight<'a>) -> Result<Option<Tee<'a>>> {
-        let Some(writer) = fetch
-            .content
-            .writer(Some(descriptor.digest()), Some(descriptor.size()))?
-        else {
+        let Some(writer) = fetch.content.writer(descriptor.digest(), Some(descriptor.size()))? else {
             return Ok(None);
         };
         let left = match writer.offset() {

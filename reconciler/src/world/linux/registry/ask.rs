@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use reqwest::header::{DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode, Url};
 
-use super::auth::{self, Grant, GrantKey};
+use super::auth::{self, Grant, GrantKey, Unanswered};
 use super::challenge::{Challenge, challenges};
 use super::credentials::{Credential, CredentialKind};
 use super::error::{Answer, Error, Result, plain};
@@ -72,7 +72,7 @@ pub struct Reply {
 
 /// Why an endpoint was of no use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Setup,
     Transport,
     /// 408 or 429, with its `Retry-After`.
@@ -81,6 +81,8 @@ enum Kind {
     Server(u16),
     Absent,
     Refused,
+    /// The server of its tokens is busy, broken or out of reach, with its `Retry-After`: nobody has refused anything.
+    Token(Option<Duration>),
     Other,
 }
 
@@ -188,6 +190,7 @@ impl Registry {
                     back_off
                 }
                 Kind::Transport if last == Last::Yes && attempt < 3 => Duration::from_millis(50),
+                Kind::Token(after) if last != Last::No && attempt < 3 => after.unwrap_or(back_off).min(PATIENCE),
                 _ => return Err(miss),
             };
             tokio::time::sleep(pause).await;
@@ -204,13 +207,15 @@ impl Registry {
         let header = known.as_ref().map(|grant| &grant.header);
         let source = known.as_ref().and_then(|grant| grant.source.clone());
         let first = self.send(target, wish, header).await?;
-        if first.status() != StatusCode::UNAUTHORIZED {
+        // Where a redirect (or an upload's Location) led asks for credentials that are not meant for it.
+        if first.status() != StatusCode::UNAUTHORIZED || away(target, &first) {
             return self.judge(target, wish, first, source, &held).await;
         }
         self.inner.grants.forget(&key);
         let challenges = challenges(first.headers());
         let mut answers = Vec::new();
         let mut absent = false;
+        let mut trouble = None;
         let anonymous = Credential::default();
         for credential in held.iter().copied().chain([&anonymous]) {
             let nameless = matches!(credential.kind, CredentialKind::Anonymous);
@@ -223,9 +228,10 @@ impl Registry {
                     self.inner.grants.put(key, grant);
                     return Ok(response);
                 }
-                Err(miss) if matches!(miss.kind, Kind::Absent | Kind::Refused) => {
+                Err(miss) if matches!(miss.kind, Kind::Absent | Kind::Refused | Kind::Token(_)) => {
                     absent |= miss.kind == Kind::Absent;
                     answers.extend(miss.answers);
+                    trouble = trouble.or(matches!(miss.kind, Kind::Token(_)).then_some(miss.kind));
                 }
                 Err(miss) => {
                     answers.extend(miss.answers);
@@ -238,8 +244,10 @@ impl Registry {
                 }
             }
         }
+        // A credential that could not be tried may be the right one.
+        let kind = trouble.unwrap_or(if absent { Kind::Absent } else { Kind::Refused });
         Err(Miss {
-            kind: if absent { Kind::Absent } else { Kind::Refused },
+            kind,
             answers,
             guess: false,
         })
@@ -276,8 +284,8 @@ impl Registry {
                 let response = self.judge(target, wish, response, source, held).await?;
                 Ok((response, grant))
             }
-            Err(said) => Err(Miss {
-                kind: Kind::Refused,
+            Err(Unanswered { kind, said }) => Err(Miss {
+                kind,
                 answers: vec![answer_of(target, source, said, held)],
                 guess: false,
             }),
@@ -320,6 +328,7 @@ impl Registry {
         if status.is_success() || wish.also.contains(&status.as_u16()) {
             return Ok(response);
         }
+        let elsewhere = away(target, &response).then(|| hosts::authority(response.url()));
         let kind = match status.as_u16() {
             401 | 403 => Kind::Refused,
             404 => Kind::Absent,
@@ -327,7 +336,10 @@ impl Registry {
             status @ 500.. => Kind::Server(status),
             _ => Kind::Other,
         };
-        let said = auth::told(response, self.config().window).await;
+        let mut said = auth::told(response, self.config().window).await;
+        if let Some(host) = elsewhere {
+            said = format!("it leads to {host}: {said}");
+        }
         Err(Miss {
             kind,
             answers: vec![answer_of(target, source, said, held)],
@@ -336,8 +348,13 @@ impl Registry {
     }
 }
 
+/// Whether an answer came from another host than the endpoint.
+fn away(target: &Target, response: &Response) -> bool {
+    response.url().origin() != target.endpoint.url.origin()
+}
+
 /// Seconds, or a date (RFC 9110, 10.2.3): that is told by the other side's clock, so by its own `Date` if it sends one.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: HeaderName| Some(headers.get(name)?.to_str().ok()?.trim());
     let after = text(RETRY_AFTER)?;
     if let Ok(seconds) = after.parse() {

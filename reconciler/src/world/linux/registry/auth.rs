@@ -12,6 +12,7 @@ use reqwest::{Method, Request, Response, StatusCode, Url};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
+use super::ask::{Kind, retry_after};
 use super::challenge::Challenge;
 use super::credentials::{Credential, CredentialKind};
 use super::hosts::{Endpoint, authority, is_loopback};
@@ -130,7 +131,28 @@ fn basic(username: &str, password: &str) -> Result<HeaderValue, String> {
     header(format!("Basic {}", STANDARD.encode(format!("{username}:{password}"))))
 }
 
-/// Makes the header for a challenge, or says why there is none. The errors are answers for people.
+/// Why there is no header.
+pub struct Unanswered {
+    /// `Refused`, if it is not for want of a server of tokens that works.
+    pub kind: Kind,
+    /// For people.
+    pub said: String,
+}
+
+impl Unanswered {
+    fn refused(said: impl Into<String>) -> Unanswered {
+        let (kind, said) = (Kind::Refused, said.into());
+        Unanswered { kind, said }
+    }
+}
+
+impl From<String> for Unanswered {
+    fn from(said: String) -> Unanswered {
+        Unanswered::refused(said)
+    }
+}
+
+/// Makes the header for a challenge, or says why there is none.
 pub async fn answer(
     transport: &Transport,
     endpoint: &Endpoint,
@@ -138,7 +160,7 @@ pub async fn answer(
     credential: &Credential,
     scope: &str,
     window: Duration,
-) -> Result<Grant, String> {
+) -> Result<Grant, Unanswered> {
     let source = match &credential.kind {
         CredentialKind::Anonymous => None,
         _ => Some(credential.source.clone()),
@@ -151,14 +173,18 @@ pub async fn answer(
     if let CredentialKind::RegistryToken(token) = &credential.kind {
         return Ok(grant(bearer(token)?, BASIC_LIFETIME));
     }
-    let mut problem = "401 Unauthorized, and no way to sign in that is known here".to_owned();
+    let mut problem = Unanswered::refused("401 Unauthorized, and no way to sign in that is known here");
     for challenge in challenges {
         let answered = match (challenge, &credential.kind) {
-            (Challenge::Basic, CredentialKind::Basic { username, password }) => {
-                basic(username, password).map(|header| (header, BASIC_LIFETIME))
+            (Challenge::Basic, CredentialKind::Basic { username, password }) => basic(username, password)
+                .map(|header| (header, BASIC_LIFETIME))
+                .map_err(Unanswered::from),
+            (Challenge::Basic, CredentialKind::Anonymous) => {
+                Err(Unanswered::refused("401 Unauthorized: it asks for a password"))
             }
-            (Challenge::Basic, CredentialKind::Anonymous) => Err("401 Unauthorized: it asks for a password".into()),
-            (Challenge::Basic, _) => Err("401 Unauthorized: it asks for a password, not a token".into()),
+            (Challenge::Basic, _) => Err(Unanswered::refused(
+                "401 Unauthorized: it asks for a password, not a token",
+            )),
             (
                 Challenge::Bearer {
                     realm,
@@ -207,7 +233,7 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    async fn token(&self, credential: &Credential) -> Result<(HeaderValue, Duration), String> {
+    async fn token(&self, credential: &Credential) -> Result<(HeaderValue, Duration), Unanswered> {
         let realm = self.realm(credential)?;
         let (username, secret) = match &credential.kind {
             CredentialKind::Basic { username, password } => (username.as_str(), password.as_str()),
@@ -262,7 +288,11 @@ impl Asked<'_> {
         Ok(realm)
     }
 
-    async fn get(&self, realm: &Url, authorization: Option<HeaderValue>) -> Result<(HeaderValue, Duration), String> {
+    async fn get(
+        &self,
+        realm: &Url,
+        authorization: Option<HeaderValue>,
+    ) -> Result<(HeaderValue, Duration), Unanswered> {
         let mut url = realm.clone();
         {
             let mut query = url.query_pairs_mut();
@@ -281,9 +311,15 @@ impl Asked<'_> {
         self.read(response).await
     }
 
-    async fn send(&self, request: Request) -> Result<Response, String> {
+    async fn send(&self, request: Request) -> Result<Response, Unanswered> {
         let place = authority(request.url());
-        let failed = |failure: Failure| format!("token from {place}: {}", failure.text());
+        let failed = |failure: Failure| Unanswered {
+            kind: match failure {
+                Failure::Transport(_) => Kind::Token(None),
+                Failure::Setup(_) => Kind::Setup,
+            },
+            said: format!("token from {place}: {}", failure.text()),
+        };
         let connector = self
             .transport
             .client_for(self.endpoint, request.url())
@@ -291,26 +327,34 @@ impl Asked<'_> {
             .map_err(failed)?;
         match tokio::time::timeout(self.window, connector.execute(request)).await {
             Ok(answer) => answer.map_err(failed),
-            Err(_) => Err(format!(
-                "token from {place}: no answer within {} s",
-                self.window.as_secs()
-            )),
+            Err(_) => Err(Unanswered {
+                kind: Kind::Token(None),
+                said: format!("token from {place}: no answer within {} s", self.window.as_secs()),
+            }),
         }
     }
 
-    async fn read(&self, response: Response) -> Result<(HeaderValue, Duration), String> {
+    async fn read(&self, response: Response) -> Result<(HeaderValue, Duration), Unanswered> {
         let place = authority(response.url());
         let status = response.status();
         if !status.is_success() {
-            return Err(format!("token from {place}: {}", told(response, self.window).await));
+            let kind = match status.as_u16() {
+                408 | 429 | 500.. => Kind::Token(retry_after(response.headers())),
+                _ => Kind::Refused,
+            };
+            let said = format!("token from {place}: {}", told(response, self.window).await);
+            return Err(Unanswered { kind, said });
         }
         let body = bounded(response, ANSWER_LIMIT, self.window).await;
+        let useless = |problem: &str| Unanswered {
+            kind: Kind::Token(None),
+            said: format!("token from {place}: {problem}"),
+        };
         // The parser's message could quote the token.
-        let token: Token = body
-            .and_then(|body| serde_json::from_slice(&body).ok())
-            .ok_or_else(|| format!("token from {place}: the answer is no token"))?;
+        let token: Option<Token> = body.and_then(|body| serde_json::from_slice(&body).ok());
+        let token = token.ok_or_else(|| useless("the answer is no token"))?;
         let text = token.token.or(token.access_token).filter(|text| !text.is_empty());
-        let text = text.ok_or_else(|| format!("token from {place}: the answer holds no token"))?;
+        let text = text.ok_or_else(|| useless("the answer holds no token"))?;
         let lifetime = Duration::from_secs(token.expires_in.filter(|s| *s > 0).unwrap_or(LIFETIME).min(24 * 3600));
         Ok((bearer(&text)?, lifetime.saturating_sub(MARGIN).max(lifetime / 2)))
     }

@@ -1,7 +1,7 @@
 //! Blobs, streamed. A connection that breaks is made anew from where it broke; one that stalls or trickles is left for
 //! the next host, or ends the transfer.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use oci_spec::image::Descriptor;
@@ -15,8 +15,10 @@ use super::meter::Meter;
 use super::transport::Failure;
 use super::{Access, Registry};
 
-/// New connections in a row that bring nothing.
+/// New connections in a row that bring less than the rate floor asks for, the time of their making included.
 const BARREN: u32 = 3;
+/// Answers that are kept for the error's story.
+const STORY: usize = 16;
 /// How long an end is waited for once every byte is here.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// URLs of a foreign layer that are tried.
@@ -37,6 +39,8 @@ pub struct Blob {
     skip: u64,
     /// The server knows no `Range` at all.
     whole: bool,
+    /// When the connection was begun, and how many bytes were here then.
+    begun: (Instant, u64),
     barren: u32,
     meter: Meter,
     answers: Vec<Answer>,
@@ -64,6 +68,7 @@ impl Registry {
             offset,
             skip: 0,
             whole: false,
+            begun: (Instant::now(), offset),
             barren: 0,
             meter: Meter::new(config.rate_floor, config.window),
             answers: Vec::new(),
@@ -163,6 +168,7 @@ impl Blob {
         let mut wish = Wish::new(self.object(), Method::GET, Need::Pull);
         // A range that it cannot serve: the whole is asked for instead.
         wish.also = &[416];
+        self.begun = (Instant::now(), self.offset);
         loop {
             wish.headers.remove(RANGE);
             if self.offset > 0 && !self.whole {
@@ -238,7 +244,6 @@ impl Blob {
             return Err(self.too_long());
         }
         self.offset = after;
-        self.barren = 0;
         Ok(Some(fresh))
     }
 
@@ -258,16 +263,14 @@ impl Blob {
         }
     }
 
-    /// The connection is gone: again, unless that has brought nothing several times.
+    /// The connection is gone: again, unless that has brought too little several times.
     fn broken(&mut self, said: &str) -> Result<()> {
         self.response = None;
-        self.barren += 1;
-        let said = format!("{said} ({} of {} bytes)", self.offset, self.total());
-        self.answers.push(Answer {
-            host: self.host(),
-            source: None,
-            said,
-        });
+        let (when, offset) = self.begun;
+        let least = u128::from(self.registry.config().rate_floor) * when.elapsed().as_millis() / 1000;
+        let enough = u128::from(self.offset - offset) >= least.max(1);
+        self.barren = if enough { 0 } else { self.barren + 1 };
+        self.note(format!("{said} ({} of {} bytes)", self.offset, self.total()));
         if self.barren <= BARREN {
             return Ok(());
         }
@@ -276,6 +279,14 @@ impl Blob {
             answers: self.answers.clone(),
         };
         self.next_target(failure)
+    }
+
+    fn note(&mut self, said: String) {
+        if self.answers.len() == STORY {
+            self.answers.remove(0);
+        }
+        let (host, source) = (self.host(), None);
+        self.answers.push(Answer { host, source, said });
     }
 
     /// Nothing comes: this host has had its time.
@@ -299,11 +310,7 @@ impl Blob {
             return Err(failure);
         }
         tracing::debug!(error = %failure, "another host is asked for the rest of a blob");
-        self.answers.push(Answer {
-            host: self.host(),
-            source: None,
-            said: failure.to_string(),
-        });
+        self.note(failure.to_string());
         self.at += 1;
         self.barren = 0;
         self.whole = false;

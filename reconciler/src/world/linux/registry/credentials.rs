@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::GeneralPurpose;
 use base64::engine::general_purpose::{GeneralPurposeConfig, STANDARD};
+use nix::unistd::{Uid, User};
 use serde::Deserialize;
 use state::Reference;
 
@@ -138,6 +139,12 @@ fn decoded(auth: &str) -> Option<CredentialKind> {
     })
 }
 
+/// The user's home as passwd(5) has it: a service manager sets no HOME for root's services.
+fn home() -> Option<PathBuf> {
+    let user = User::from_uid(Uid::effective()).ok().flatten();
+    user.map(|user| user.dir).filter(|dir| dir.is_absolute())
+}
+
 /// Places where credentials are looked for.
 #[derive(Clone, Default)]
 pub struct Keyring {
@@ -156,7 +163,7 @@ impl Keyring {
                 .filter(|value| !value.is_empty())
                 .map(PathBuf::from)
         };
-        let home = var("HOME");
+        let home = var("HOME").or_else(home);
         let docker = var("DOCKER_CONFIG").or_else(|| home.as_ref().map(|home| home.join(".docker")));
         let runtime = var("XDG_RUNTIME_DIR").map(|dir| dir.join("containers/auth.json"));
         let config = var("XDG_CONFIG_HOME").or_else(|| home.map(|home| home.join(".config")));

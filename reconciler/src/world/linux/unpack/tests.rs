@@ -564,6 +564,8 @@ fn nothing_gets_out() {
     let out = outside.to_str().unwrap();
     let up = "../".repeat(20);
     let l = Layer::default;
+    // Within the bound of 256, but not twice.
+    let deep = ["d"; 204].join("/");
     type Case = (&'static str, Layer, bool);
     let cases: Vec<Case> = vec![
         ("dots", l().file("../evil", "x"), false),
@@ -638,6 +640,23 @@ fn nothing_gets_out() {
         (
             "deep",
             l().pax(&[("path", "a/".repeat(1500).as_bytes())]).file("x", "x"),
+            false,
+        ),
+        (
+            "deep behind a link",
+            l().dir(&deep, 0o755)
+                .symlink("l", &deep)
+                .file(&format!("l/{deep}/x"), "x"),
+            false,
+        ),
+        (
+            "deeper by a link each time",
+            l().dir(&deep, 0o755)
+                .symlink("l", &deep)
+                .dir(&format!("l/{}", "e/".repeat(50)), 0o755)
+                .symlink("m", &format!("l/{}", "e/".repeat(50)))
+                .dir("m/f/f/f", 0o755)
+                .file("m/f/f/f/x", "x"),
             false,
         ),
         ("nul", l().pax(&[("path", b"a\0b")]).file("x", "x"), false),

@@ -416,9 +416,10 @@ impl Tree {
             return Ok(fd.clone());
         }
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-        let fd = match confined(self.root.as_fd(), dir, flags, true) {
+        // Without links the path is as deep as it looks; behind one (ELOOP) the walk tells how deep it is.
+        let fd = match confined(self.root.as_fd(), dir, flags, false) {
             Ok(fd) => fd,
-            Err(Errno::ENOENT | Errno::ENOTDIR) => self.make_directories(dir, shown)?,
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => self.make_directories(dir, shown)?,
             Err(e) => return Err(Error::io("open the directory of", shown)(e)),
         };
         let fd = Arc::new(fd);
