@@ -165,3 +165,25 @@ async fn inspect_tag_push_export_mount_usage_prune() -> Result<()> {
     .await?;
     node.finish().await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_tag_removed_takes_the_name_by_digest_with_it() -> Result<()> {
+    let hub = Hub::start().await?;
+    let node = Node::start().await?;
+    let name = hub.push(&marked("named")?, "named:1", &[])?;
+    node.cri.pull(&name).await?;
+    let image = node.cri.image(&name).await?.context("pulled")?;
+    assert_eq!(image.repo_digests.len(), 1);
+    let other = hub.name("named:2");
+    node.ok(&["images", "tag", &name, &other]).await?;
+    node.ok(&["images", "rm", &name]).await?;
+    let left = node.cri.image(&image.id).await?.context("it has a tag")?;
+    assert_eq!(
+        (&left.repo_tags, &left.repo_digests),
+        (&vec![other.clone()], &image.repo_digests)
+    );
+    let said = node.ok(&["images", "rm", &other]).await?;
+    assert!(said.contains(&image.repo_digests[0]), "{said}");
+    assert!(node.cri.image(&image.id).await?.is_none());
+    node.finish().await
+}

@@ -114,3 +114,11 @@ async fn helpers_are_asked_and_bounded() {
         "{notes:?}"
     );
 }
+
+#[test]
+fn a_service_without_home_has_its_users() {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap();
+    let me = Uid::effective().to_string();
+    let line = passwd.lines().find(|line| line.split(':').nth(2) == Some(&me)).unwrap();
+    assert_eq!(home().as_deref(), line.split(':').nth(5).map(std::path::Path::new));
+}
