@@ -1,7 +1,7 @@
 //! Garbage of the image store: blobs and layers that no Image and no container reaches, past a grace.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use state::container::ContainerKind;
 use state::image::{ImageKind, ImagePhase, ImageSource};
@@ -21,6 +21,10 @@ const LEAST: Duration = Duration::from_secs(180);
 /// Collects once. An import writes blobs before its record, so what is younger than the grace is no garbage. Nothing
 /// is collected before every image was looked at, nor while a record cannot be read.
 pub async fn garbage(cx: &Context) -> Result<usize> {
+    let mut roots = Roots {
+        read: Some(Instant::now()),
+        ..Roots::default()
+    };
     let images = cx.store.list::<ImageKind>();
     let unsure = |i: &Arc<state::Image>| {
         let made = i.spec.source == ImageSource::BuiltIn && i.status.phase == ImagePhase::Pending;
@@ -29,7 +33,6 @@ pub async fn garbage(cx: &Context) -> Result<usize> {
     if images.iter().any(unsure) || cx.store.any_quarantined() {
         return Ok(0);
     }
-    let mut roots = Roots::default();
     for image in images.iter().filter(|i| !i.meta.deleted()) {
         let (spec, status) = (&image.spec, &image.status);
         roots

@@ -233,7 +233,8 @@ impl Archive<'_> {
 
     fn need(&self, blob: &Descriptor, by: &str) -> Result<()> {
         if self.content.exists(blob)? {
-            return Ok(());
+            // A collection under way does not know the record that will keep it.
+            return self.content.freshen(blob.digest());
         }
         let (kind, digest) = (blob.media_type(), blob.digest());
         Err(Error::invalid(

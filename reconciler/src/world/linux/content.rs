@@ -400,7 +400,7 @@ impl Content {
     }
 
     /// Makes a blob as young as one just written.
-    fn freshen(&self, digest: &Digest) -> Result<()> {
+    pub(super) fn freshen(&self, digest: &Digest) -> Result<()> {
         let file = self.open_blob(digest)?;
         file.set_modified(SystemTime::now()).map_err(Error::io("touch", digest))
     }

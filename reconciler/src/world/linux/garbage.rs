@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Notify;
 
@@ -17,6 +17,8 @@ const PARTIAL: Duration = Duration::from_secs(24 * 3600);
 /// What must stay.
 #[derive(Clone, Debug, Default)]
 pub struct Roots {
+    /// When the records were read: what a pull has freed since then may be named by one of today.
+    pub read: Option<Instant>,
     /// Digests of manifests and indexes.
     pub manifests: BTreeSet<String>,
     /// Chain IDs of layers, beside those of the manifests' images.
@@ -67,6 +69,8 @@ impl Inner {
             match manifest::by_digest(&self.content, digest) {
                 Ok(image) => needed.extend(image.needs()),
                 Err(content::Error::NotFound(_)) => {}
+                // No descriptor is free, or the like: that says nothing of the image.
+                Err(e @ content::Error::Io { .. }) if !e.is_damage() => return Err(e),
                 // What cannot be read keeps nothing; its image is fetched again or reported, by its own controller.
                 Err(e) => tracing::warn!(digest, "while collecting garbage: {e}"),
             }
@@ -76,6 +80,7 @@ impl Inner {
         let alone = self.content.collecting()?;
         let grace = if alone.is_some() { grace } else { PARTIAL.max(grace) };
         let released = self.released.still(&needed);
+        self.pins.forget(roots.read);
         let over = |digest: &str, path: &Path| {
             let touched = path.metadata().and_then(|meta| meta.modified()).ok();
             touched.is_some_and(|at| {

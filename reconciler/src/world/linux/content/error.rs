@@ -66,6 +66,12 @@ impl Error {
         matches!(self, Error::Io { cause, .. } if full(cause))
     }
 
+    /// Whether what lies there cannot be read, however often it is tried: a bad sector, damage that the file system sees.
+    pub fn is_damage(&self) -> bool {
+        let damage = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::EIO | libc::EUCLEAN | libc::EBADMSG));
+        matches!(self, Error::Io { cause, .. } if damage(cause))
+    }
+
     /// For `map_err`: what was being done, to what.
     pub(crate) fn io<E: Into<io::Error>>(action: &'static str, object: impl Display) -> impl FnOnce(E) -> Error {
         move |cause| Error::Io {
