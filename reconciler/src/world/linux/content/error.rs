@@ -66,7 +66,7 @@ impl Error {
         matches!(self, Error::Io { cause, .. } if full(cause))
     }
 
-    /// Whether what lies there cannot be read, however often it is tried: a bad sector, damage that the file system sees.
+    /// Whether what lies there cannot be read, however often it is tried: a bad sector, damage of the file system.
     pub fn is_damage(&self) -> bool {
         let damage = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::EIO | libc::EUCLEAN | libc::EBADMSG));
         matches!(self, Error::Io { cause, .. } if damage(cause))

@@ -87,7 +87,11 @@ mod tests {
         let read = Instant::now();
         drop(two);
         pins.forget(Some(read));
-        assert_eq!(pins.unless_pinned("x", remove), Ok(false), "a record may have come of it");
+        assert_eq!(
+            pins.unless_pinned("x", remove),
+            Ok(false),
+            "a record may have come of it"
+        );
         pins.forget(Some(Instant::now()));
         assert_eq!(pins.unless_pinned("x", remove), Ok(true));
     }
