@@ -196,3 +196,84 @@ async fn removing_an_image_in_use_takes_nothing_from_its_containers() -> Result<
     assert_eq!(node.cri.exec(&id, &["ls", "/bin/busybox"], 5).await?.exit_code, 0);
     node.finish().await
 }
+
+async fn usage(node: &Node, args: &[&str]) -> Result<serde_json::Value> {
+    Ok(serde_json::from_str(
+        &node.ok(&[args, &["-o", "json"][..]].concat()).await?,
+    )?)
+}
+
+/// Whose layers and writable layers are, what they take, in the order that was asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn usage_tells_what_is_whose() -> Result<()> {
+    let node = Node::start().await?;
+    let image = |name: &str, size: usize| -> Result<Image> {
+        let mut image = Image::busybox(name)?;
+        image
+            .layers
+            .push(Layer::new(Compression::Gzip).file("own", 0o644, vec![7; size]));
+        Ok(image)
+    };
+    let (large, small) = ("localhost/large:1", "localhost/small:1");
+    node.import(image(small, 200 << 10)?.oci()).await?;
+    node.import(image(large, 600 << 10)?.oci()).await?;
+    let pod = pods::host_network(node.pod("writer"));
+    let sandbox = node.cri.run_sandbox(&pod).await?;
+    for (name, image, blocks) in [("little", small, "100"), ("much", large, "2000")] {
+        let count = format!("count={blocks}");
+        let command = ["/bin/busybox", "dd", "if=/dev/zero", "of=/written", "bs=1024", &count];
+        let config = pods::container(name, image, &command);
+        let id = node.cri.launch(&sandbox, &pod, &config).await?;
+        node.cri.exited(&id).await?;
+    }
+
+    let seen = usage(&node, &["images", "usage"]).await?;
+    let layers = seen["layers"].as_array().context("layers")?;
+    let sizes: Vec<_> = layers.iter().filter_map(|layer| layer["bytes"].as_u64()).collect();
+    assert!(
+        sizes.is_sorted_by(|a, b| a >= b) && sizes.len() == layers.len(),
+        "{seen:#}"
+    );
+    let users = |layer: &serde_json::Value| (layer["images"].clone(), layer["containers"].clone());
+    let all = |names: [&str; 2]| serde_json::json!(names);
+    let (of_pods, of_images) = (all(["writer/little", "writer/much"]), all([large, small]));
+    assert!(
+        layers
+            .iter()
+            .any(|layer| users(layer) == (of_images.clone(), of_pods.clone())),
+        "{seen:#}"
+    );
+    for (name, least, container) in [(large, 600 << 10, "writer/much"), (small, 200 << 10, "writer/little")] {
+        let mine = serde_json::json!([name]);
+        let own = layers.iter().find(|layer| layer["images"] == mine).context(name)?;
+        assert_eq!(own["containers"], serde_json::json!([container]), "{seen:#}");
+        let image = seen["images"].as_array().context("images")?;
+        let image = image.iter().find(|image| image["name"] == name).context(name)?;
+        assert_eq!(image["own"]["bytes"], own["bytes"], "{seen:#}");
+        assert!(own["bytes"].as_u64() >= Some(least), "{seen:#}");
+        assert!(image["shared"]["bytes"].as_u64() > Some(500 << 10), "busybox: {seen:#}");
+    }
+    let seen = usage(&node, &["images", "usage", "--sort", "name"]).await?;
+    let names: Vec<_> = seen["layers"].as_array().context("layers")?.iter().collect();
+    assert!(names.is_sorted_by_key(|layer| layer["chainId"].to_string()), "{seen:#}");
+
+    let seen = usage(&node, &["snapshots", "usage"]).await?;
+    let found: Vec<_> = seen.as_array().context("a list")?.iter().collect();
+    let names: Vec<_> = found.iter().map(|s| &s["container"]).collect();
+    assert_eq!(names, ["writer/much", "writer/little"], "{seen:#}");
+    for (snapshot, least) in found.iter().zip([2000 << 10, 100 << 10]) {
+        assert!(snapshot["bytes"].as_u64() >= Some(least), "{seen:#}");
+        assert_eq!(
+            (&snapshot["inodes"], &snapshot["state"]),
+            (&2.into(), &"Exited".into()),
+            "{seen:#}"
+        );
+    }
+    let table = node.ok(&["snapshots", "usage", "--sort", "name"]).await?;
+    let firsts: Vec<_> = table
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(firsts, ["CONTAINER", "writer/little", "writer/much"], "{table}");
+    node.finish().await
+}
