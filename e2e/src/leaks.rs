@@ -90,8 +90,10 @@ impl Census {
         netns_files()?
             .into_iter()
             .for_each(|(name, _)| census.add("netns", name));
+        // ip(8) mounts the directory of its namespaces upon itself, once and for all.
         mounts(Path::new("/proc/self/mountinfo"))?
             .into_iter()
+            .filter(|mount| !mount.starts_with("/run/netns "))
             .for_each(|mount| census.add("mount", mount));
         let managed = |path: &String| path.contains(".slice") || path.contains(".scope") || path.contains(".service");
         cgroups()?
@@ -336,6 +338,11 @@ fn routes() -> Result<Vec<String>> {
     for line in v6.lines() {
         let f: Vec<_> = line.split_whitespace().collect();
         ensure!(f.len() == 10, "/proc/net/ipv6_route: {line:?}");
+        let flags = u32::from_str_radix(f[8], 16).with_context(|| format!("/proc/net/ipv6_route: {line:?}"))?;
+        // Anycast: what the kernel gives every interface once the node forwards.
+        if flags & 0x0010_0000 != 0 {
+            continue;
+        }
         all.push(format!("{}/{} {}", f[0], f[1], f[9]));
     }
     Ok(all)

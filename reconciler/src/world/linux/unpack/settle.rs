@@ -35,8 +35,9 @@ impl Tree {
             };
             let below = below.as_ref();
             let mut copied = BTreeMap::new();
-            for (path, target) in std::mem::take(&mut self.borrowed) {
-                self.borrow(below, &path, &target, &mut copied)?;
+            let links = std::mem::take(&mut self.borrowed);
+            for (path, target) in &links {
+                self.borrow(below, path, target, &links, &mut copied)?;
             }
             if stacked
                 && let Some(below) = below
@@ -57,12 +58,14 @@ impl Tree {
     }
 
     /// Copies a file up, then links to the copy, as a container would have done. `copied` says where the copy of each
-    /// target is; so a target is copied once, however many links there are.
+    /// target is; so a target is copied once, however many links there are. A target that `links` names was replaced by
+    /// a link after it was linked to: its own place is not free for the copy.
     fn borrow(
         &mut self,
         below: Option<&OwnedFd>,
         path: &[u8],
         target: &[u8],
+        links: &BTreeMap<Vec<u8>, Vec<u8>>,
         copied: &mut BTreeMap<Vec<u8>, Vec<u8>>,
     ) -> Result<()> {
         let (shown, aim) = (printable(path), printable(target));
@@ -103,7 +106,7 @@ impl Tree {
             let shows = self
                 .shows(target_dir)
                 .map_err(Error::io("look at the directory of", &aim))?;
-            let beside = if real && shows && !self.opaque {
+            let beside = if real && shows && !self.opaque && !links.contains_key(target) {
                 Some(self.parent(target_dir, &aim)?)
             } else {
                 None

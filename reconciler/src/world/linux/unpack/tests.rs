@@ -448,6 +448,8 @@ fn links_to_below_that_are_replaced_or_hidden() {
     let root = tempfile::tempdir().unwrap();
     let base = Layer::default()
         .file("f", "f")
+        .file("g", "g")
+        .file("h", "h")
         .dir("real", 0o755)
         .symlink("to", "real")
         .end();
@@ -460,6 +462,9 @@ fn links_to_below_that_are_replaced_or_hidden() {
         .raw(".wh.kept", ::tar::EntryType::Regular, "", 0o644, b"")
         .link("copied", "f")
         .file("f", "another f")
+        .link("a", "g")
+        .link("g", "h") // what the link before it meant is another file
+        .link("z", "g")
         .dir("dropped", 0o755)
         .link("dropped/x", "f")
         .file("dropped", "a file now")
@@ -472,6 +477,7 @@ fn links_to_below_that_are_replaced_or_hidden() {
         (read("kept"), read("copied"), read("f")),
         ("f".into(), "f".into(), "another f".into())
     );
+    assert_eq!(["a", "g", "z", "h"].map(read), ["g", "h", "h", "h"]);
     assert_eq!(read("dropped"), "a file now");
     let inode = |name: &str| fs::metadata(lower[0].join(name)).unwrap().ino();
     assert_eq!(inode("kept"), inode("copied"));
