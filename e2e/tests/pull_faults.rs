@@ -311,9 +311,9 @@ async fn pruning_during_a_slow_pull() -> Result<()> {
     let slow = serve(&server, "slow", &layers);
     node.cri.pull(&first.name).await?;
     let last = slow.blobs.last().context("layers")?;
-    server.fault(&last.0, Fault::Trickle(8 << 10, Duration::from_millis(150)), 1);
+    server.fault(&last.0, Fault::Trickle(8 << 10, Duration::from_millis(300)), 1);
     let pull = async {
-        let pulled = node.cri.pull_with(60 * SECOND, &slow.name, None).await;
+        let pulled = node.cri.pull_with(120 * SECOND, &slow.name, None).await;
         pulled.map(|_| Instant::now())
     };
     let prunes = async {
